@@ -1,0 +1,199 @@
+"""The protocol that every manifold fulfils, and the notation used throughout the library.
+
+Notation
+--------
+``x, y`` points; ``u, v`` tangent vectors at ``x``; ``g`` an ambient gradient; ``S`` the event shape (the shape of one
+point) and ``event_dim = len(S)``; ``*B`` any leading batch; ``(*B, *S)`` the shape of a batch of points. Every function
+is batched over ``*B`` and broadcasts its arguments. ``mH`` is the conjugate transpose, ``herm(A) = (A + Aᴴ)/2``.
+
+``⟨a, b⟩ = Re Σ conj(a)·b``. torch's gradient ``g`` of a real loss with respect to a complex tensor is
+``∂f/∂Re x + i ∂f/∂Im x``, exactly the ``g`` with ``df = ⟨g, dx⟩``: real and complex tensors share every line.
+"""
+
+from __future__ import annotations
+
+import abc
+import functools
+import math
+from collections.abc import Callable
+from typing import Any, NoReturn
+
+import torch
+from torch import Tensor
+
+# Geometry in half precision is computed one step up, and rounded once at the end.
+_WIDER = {torch.float16: torch.float32, torch.bfloat16: torch.float32, torch.complex32: torch.complex64}
+_GEOMETRY = (
+    "project", "retract", "residual", "rgrad", "inner", "norm", "move", "nearest", "exp", "log", "dist",
+)  # fmt: skip
+
+
+def _full_precision(method: Callable[..., Any]) -> Callable[..., Any]:
+    """Let ``method`` see at least float32 and no autocast; round what it returns to the dtype that came in."""
+
+    @functools.wraps(method)
+    def call(self: Manifold, *tensors: Tensor) -> Any:
+        device, dtype = tensors[0].device.type, tensors[0].dtype
+        for t in tensors[1:]:
+            if t.dtype != dtype:
+                dtype = torch.promote_types(dtype, t.dtype)
+        if dtype not in _WIDER and not torch.is_autocast_enabled(device):
+            return method(self, *tensors)
+        with torch.autocast(device, enabled=False):
+            out = method(self, *(t.to(_WIDER.get(t.dtype, t.dtype)) for t in tensors))
+        if dtype not in _WIDER:
+            return out
+        real = dtype.to_real()
+        rounded = [t.to(dtype if t.is_complex() else real) for t in (out if isinstance(out, tuple) else (out,))]
+        return tuple(rounded) if isinstance(out, tuple) else rounded[0]
+
+    return call
+
+
+class Manifold(abc.ABC):
+    """An immutable, size-free description of a set of tensors, with the batched functions an optimizer needs.
+
+    A subclass is a ``@dataclass(frozen=True)``; equality, hash, ``repr`` and pickle follow from its fields. It must
+    write :meth:`project`, :meth:`retract`, :meth:`residual` and :meth:`random`; the other methods have defaults that
+    are right for an embedded manifold with the ambient metric ``⟨u, v⟩``.
+
+    Half-precision arguments are computed in float32 and rounded once at the end, and ``torch.autocast`` is switched
+    off inside: this holds for every subclass, which writes its methods for float32 and above only.
+    """
+
+    #: every point has the same Euclidean norm, so that ``project(x, x) = 0`` and weight decay has no effect
+    constant_norm: bool = False
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        for name in _GEOMETRY:
+            if name in cls.__dict__:
+                setattr(cls, name, _full_precision(cls.__dict__[name]))
+
+    # ------------------------------------------------------------------ what the manifold says of itself
+    @property
+    @abc.abstractmethod
+    def event_dim(self) -> int:
+        """Number of dimensions of one point: 0 a number, 1 a vector, 2 a matrix."""
+
+    @property
+    @abc.abstractmethod
+    def event_shapes(self) -> tuple[tuple[int, ...], ...]:
+        """Examples of event shapes, small ones; the conformance suite walks them."""
+
+    @property
+    def second_order(self) -> bool:
+        """``retract`` agrees with the geodesic to second order: ‖R_x(tu) − exp_x(tu)‖ = O(t³)."""
+        return False
+
+    @property
+    def isometric(self) -> bool:
+        """``move`` carries vectors without changing their inner products."""
+        return False
+
+    @property
+    def step_limit(self) -> float:
+        """Largest ‖u‖_x for which ``retract(x, u)`` is on the manifold to working accuracy."""
+        return math.inf
+
+    def check_shape(self, shape: tuple[int, ...]) -> None:
+        """Raise ``ValueError``, saying what to write instead, if ``shape`` is not ``(*B, *S)`` for some S."""
+        if len(shape) < self.event_dim:
+            raise ValueError(
+                f"{self!r} needs at least {self.event_dim} dimension(s), got shape {tuple(shape)}"
+            )
+
+    def dim(self, *shape: int, dtype: torch.dtype | None = None) -> int:
+        """Real dimension of the manifold of tensors of shape ``(*B, *S)``; a complex ``dtype`` counts both parts.
+
+        The default is the trace of the tangent projection at a random point, in double precision.
+        """
+        self.check_shape(shape)
+        dtype = torch.get_default_dtype() if dtype is None else dtype
+        wide = torch.complex128 if dtype.is_complex else torch.float64
+        batch, event = shape[: len(shape) - self.event_dim], shape[len(shape) - self.event_dim :]
+        size = math.prod(event)
+        x = self.random(*event, dtype=wide, generator=torch.Generator().manual_seed(0))
+        basis = torch.eye(size, dtype=wide).reshape(size, *event)
+        if dtype.is_complex:
+            basis = torch.cat([basis, 1j * basis])
+        trace = (basis.conj() * self.project(x.expand_as(basis), basis)).real.sum()
+        return math.prod(batch) * round(trace.item())
+
+    # ------------------------------------------------------------------ must be written
+    @abc.abstractmethod
+    def project(self, x: Tensor, v: Tensor) -> Tensor:
+        """Orthogonal projection (for ⟨·,·⟩) of an ambient ``v`` on the tangent space at ``x``: (*B,*S) -> (*B,*S)."""
+
+    @abc.abstractmethod
+    def retract(self, x: Tensor, u: Tensor) -> Tensor:
+        """``R_x(u)``, a point, with R_x(0) = x bit for bit and DR_x(0) = id: (*B,*S) -> (*B,*S)."""
+
+    @abc.abstractmethod
+    def residual(self, x: Tensor) -> Tensor:
+        """Distance from the manifold, 0 exactly on it, per point: (*B,*S) -> (*B,), real."""
+
+    @abc.abstractmethod
+    def random(
+        self,
+        *shape: int,
+        dtype: torch.dtype | None = None,
+        device: torch.device | str | None = None,
+        generator: torch.Generator | None = None,
+    ) -> Tensor:
+        """Random points of shape ``(*B, *S)``, uniform (Haar) where the manifold is compact."""
+
+    # ------------------------------------------------------------------ right for the ambient metric
+    @_full_precision
+    def rgrad(self, x: Tensor, g: Tensor) -> Tensor:
+        """Riemannian gradient: the tangent vector with ⟨rgrad(g), u⟩_x = ⟨g, u⟩ for every tangent ``u``."""
+        return self.project(x, g)
+
+    @_full_precision
+    def inner(self, x: Tensor, u: Tensor, v: Tensor) -> Tensor:
+        """``⟨u, v⟩_x`` per point: (*B,*S) -> (*B,), real."""
+        product = (u.conj() * v).real if u.is_complex() or v.is_complex() else u * v
+        product, _ = torch.broadcast_tensors(product, x)
+        return product.sum(dim=tuple(range(-self.event_dim, 0))) if self.event_dim else product
+
+    @_full_precision
+    def norm(self, x: Tensor, u: Tensor) -> Tensor:
+        """``‖u‖_x`` per point, with derivative zero where ``u`` is: (*B,*S) -> (*B,)."""
+        square = self.inner(x, u, u)
+        positive = square > 0
+        return torch.where(positive, torch.where(positive, square, 1).sqrt(), 0)
+
+    @_full_precision
+    def move(self, x: Tensor, u: Tensor, *vs: Tensor) -> tuple[Tensor, ...]:
+        """``(y, *vs')``: the point y = R_x(u), and each tangent ``v`` at x carried, linearly, to the tangent space at y."""
+        y = self.retract(x, u)
+        return (y, *(self.project(y, v) for v in vs))
+
+    def transport(self, x: Tensor, u: Tensor, v: Tensor) -> Tensor:
+        """``v`` carried from x to R_x(u); when the point is wanted too, ``move`` gives both in one go."""
+        return self.move(x, u, v)[1]
+
+    def scale(self, a: Tensor, u: Tensor) -> Tensor:
+        """Each tangent vector times its own number: (*B,), (*B,*S) -> (*B,*S)."""
+        return a.reshape(a.shape + (1,) * self.event_dim) * u
+
+    # ------------------------------------------------------------------ optional
+    def nearest(self, z: Tensor) -> Tensor:
+        """The point nearest to an ambient ``z`` in the Euclidean norm."""
+        self._absent("nearest")
+
+    def exp(self, x: Tensor, u: Tensor) -> Tensor:
+        """End of the geodesic that starts at ``x`` with velocity ``u``, at time 1."""
+        self._absent("exp")
+
+    def log(self, x: Tensor, y: Tensor) -> Tensor:
+        """The shortest tangent ``u`` with exp(x, u) = y."""
+        self._absent("log")
+
+    @_full_precision
+    def dist(self, x: Tensor, y: Tensor) -> Tensor:
+        """Geodesic distance per point: (*B,*S) -> (*B,), real; |log(x, y)| unless a closed form is written."""
+        return self.norm(x, self.log(x, y))
+
+    def _absent(self, name: str) -> NoReturn:
+        raise NotImplementedError(f"{self!r} has no {name}: no closed or convergent form is known for it")
