@@ -13,6 +13,7 @@ is batched over ``*B`` and broadcasts its arguments. ``mH`` is the conjugate tra
 from __future__ import annotations
 
 import abc
+import dataclasses
 import functools
 import math
 from collections.abc import Callable
@@ -53,7 +54,8 @@ def _full_precision(method: Callable[..., Any]) -> Callable[..., Any]:
 class Manifold(abc.ABC):
     """An immutable, size-free description of a set of tensors, with the batched functions an optimizer needs.
 
-    A subclass is a ``@dataclass(frozen=True)``; equality, hash, ``repr`` and pickle follow from its fields. It must
+    A subclass is a ``@dataclass(frozen=True)``; equality, hash, pickle and a ``repr`` of the fields that are not at
+    their defaults follow. It must
     write :meth:`project`, :meth:`retract`, :meth:`residual` and :meth:`random`; the other methods have defaults that
     are right for an embedded manifold with the ambient metric ``⟨u, v⟩``.
 
@@ -66,9 +68,15 @@ class Manifold(abc.ABC):
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
+        if "__repr__" not in cls.__dict__:
+            cls.__repr__ = Manifold.__repr__  # type: ignore[method-assign]  # dataclass keeps what it finds
         for name in _GEOMETRY:
             if name in cls.__dict__:
                 setattr(cls, name, _full_precision(cls.__dict__[name]))
+
+    def __repr__(self) -> str:
+        shown = (f for f in dataclasses.fields(self) if getattr(self, f.name) != f.default)  # type: ignore[arg-type]
+        return f"{type(self).__name__}({', '.join(f'{f.name}={getattr(self, f.name)!r}' for f in shown)})"
 
     # ------------------------------------------------------------------ what the manifold says of itself
     @property
