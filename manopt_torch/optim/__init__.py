@@ -1,0 +1,8 @@
+"""Optimizers that end in a retraction instead of a plus sign, and :func:`riemannian` for all of torch's own."""
+
+from manopt_torch.optim.adam import RiemannianAdam
+from manopt_torch.optim.base import RiemannianOptimizer
+from manopt_torch.optim.sgd import RiemannianSGD
+from manopt_torch.optim.wrap import riemannian
+
+__all__ = ["RiemannianAdam", "RiemannianOptimizer", "RiemannianSGD", "riemannian"]

@@ -1,0 +1,190 @@
+"""What every Riemannian optimizer shares: groups with a manifold, one step in five stages, checkpoints."""
+
+from __future__ import annotations
+
+import abc
+import warnings
+from collections.abc import Callable, Iterable
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor, nn
+
+from manopt_torch.manifolds import Manifold
+from manopt_torch.parameter import ManifoldParameter, param_groups
+from manopt_torch.storage import WIDER, Buckets
+
+State = dict[str, Tensor]
+Group = dict[str, Any]
+#: a module, ``param_groups(module)``, groups with a ``"manifold"``, or a list of ``ManifoldParameter``
+Params = nn.Module | Iterable[Any]
+
+
+class RiemannianOptimizer(torch.optim.Optimizer, abc.ABC):
+    """``torch.optim.Optimizer`` whose step ends in ``p ← R_p(u)`` instead of ``p ← p + u``.
+
+    A subclass writes :meth:`direction` and names its ``tangent_state``. Parameters are given as ``param_groups(model)``,
+    as the module itself (which means the same), as groups ``{"params": […], "manifold": M}``, or as a plain list in
+    which every tensor is a ``ManifoldParameter``. ``p.grad`` is never modified; a step that raises changes nothing.
+
+    ``maximize`` and ``weight_decay`` mean what they mean in torch: a weight decay is the gradient of ``λ/2 ‖x‖²``, or,
+    with ``decoupled_weight_decay``, a displacement by ``−lr·λ·x`` projected on the tangent space. Both vanish where
+    every point has the same norm (``Stiefel``, ``Unitary``, ``Sphere``).
+    """
+
+    #: names of state entries that are tangent vectors, and therefore travel with the point
+    tangent_state: ClassVar[tuple[str, ...]] = ()
+
+    def __init__(self, params: Params, defaults: dict[str, Any]) -> None:
+        super().__init__(as_groups(params), defaults)
+
+    @abc.abstractmethod
+    def direction(self, M: Manifold, x: Tensor, r: Tensor, s: State, group: Group) -> Tensor:
+        """The step: a tangent vector at ``x``, from the Riemannian gradient ``r`` and the state ``s``.
+
+        x, r: ``(P, *B, *S)``, P parameters of the manifold M. ``s`` holds what the last step stored (nothing at the
+        first one), as ``(P, ...)``; new values are assigned to it, out of place.
+        """
+
+    def move(self, M: Manifold, x: Tensor, u: Tensor, *vs: Tensor) -> tuple[Tensor, ...]:
+        """The new point, and the tangent state carried to it."""
+        return M.move(x, u, *vs)
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:  # type: ignore[override]
+        """One step; ``closure`` re-evaluates the model and returns the loss, and is run with gradients enabled."""
+        loss = evaluate(closure)
+        plans = self.__dict__.setdefault("_plans", {})
+        computed = []
+        for i, group in enumerate(self.param_groups):
+            decay, decoupled = group.get("weight_decay", 0), group.get("decoupled_weight_decay", False)
+            for bucket in plans.setdefault(i, Buckets()).of(group, self.state):
+                M = bucket.manifold
+                x, g, s = bucket.gather()
+                g = -g if group.get("maximize") else g
+                r = M.rgrad(x, g + decay * x if decay and not decoupled else g)
+                u = self.direction(M, x, r, s, group)
+                if decay and decoupled:
+                    u = u - group["lr"] * decay * M.project(x, x)
+                tangent = [name for name in self.tangent_state if name in s]
+                y, *carried = self.move(M, x, u, *(s[name] for name in tangent))
+                computed.append((bucket, y, {**s, **dict(zip(tangent, carried, strict=True))}))
+        for bucket, y, s in computed:
+            bucket.scatter(y, s)
+        return loss
+
+    def add_param_group(self, param_group: Group) -> None:
+        """As torch's. A group without ``"manifold"`` must hold ``ManifoldParameter`` of one manifold."""
+        group, *others = as_groups([param_group])
+        if others:
+            manifolds = [g["manifold"] for g in (group, *others)]
+            raise ValueError(f"one group has one manifold, got {manifolds}: add one group for each")
+        super().add_param_group(group)
+
+    def state_dict(self) -> dict[str, Any]:
+        """As torch's: tensors, numbers and strings; a manifold is written as its ``repr``."""
+        return with_manifold_names(super().state_dict())
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """As torch's; the state of the torch optimizer with the same state names is taken over too.
+
+        Its first moments are projected on the tangent space, its second moments summed over each point, and settings
+        that it lacks keep their present value. A state saved for another manifold raises ``ValueError``; for another
+        option of the same manifold the present one holds, with a warning.
+        """
+        super().load_state_dict(with_live_manifolds(state_dict, self.param_groups))
+        for group, saved in zip(self.param_groups, state_dict["param_groups"], strict=True):
+            M, foreign = group["manifold"], not isinstance(saved.get("manifold"), str)
+            for p, key in zip(group["params"], saved["params"], strict=True):
+                # torch rounds the state of a half-precision parameter; what was saved is more exact
+                found = state_dict["state"].get(key, {}) if p.dtype in WIDER else self.state.get(p, {})
+                own = {
+                    k: torch.as_tensor(v).to(p.device, copy=True) for k, v in found.items() if v is not None
+                }
+                for name, value in own.items() if foreign and M.event_dim else ():
+                    if name in self.tangent_state:
+                        own[name] = M.project(p.detach(), value)
+                    elif value.shape == p.shape:
+                        parts = torch.view_as_real(value).sum(-1) if value.is_complex() else value
+                        own[name] = parts.sum(dim=tuple(range(-M.event_dim, 0)))
+                if own:
+                    self.state[p] = own
+
+
+def evaluate(closure: Callable[[], Any] | None) -> Any:
+    """The loss that ``closure`` returns, run with gradients enabled whatever the caller's mode; None without one."""
+    with torch.enable_grad():
+        return None if closure is None else closure()
+
+
+def as_groups(params: Params) -> list[Group]:
+    """Any form of ``params`` as groups that each name their manifold; ``TypeError`` where a tensor has none."""
+    if isinstance(params, nn.Module):
+        return param_groups(params)
+    items = [params] if isinstance(params, Tensor) else list(params)
+    if not any(isinstance(item, dict) for item in items):
+        items = [{"params": items}]
+    return [group for item in items for group in _with_manifold(item)]
+
+
+def _with_manifold(group: Group) -> list[Group]:
+    given = group["params"]
+    members: dict[Manifold, list[Any]] = {}
+    for p in [given] if isinstance(given, Tensor) else given:
+        tensor = p[1] if isinstance(p, tuple) else p  # named_parameters() gives pairs
+        own = tensor.manifold if isinstance(tensor, ManifoldParameter) else None
+        manifold = group.get("manifold", own)
+        if not isinstance(manifold, Manifold):
+            raise TypeError(
+                f"{describe(tensor)} has no manifold (got {manifold!r}), and a step would leave the manifold it may be "
+                "meant for: pass param_groups(model) or the model itself, or a group {'params': [...], 'manifold': "
+                "Stiefel()}, where Euclidean() stands for an unconstrained one"
+            )
+        if own is not None and own != manifold:
+            raise ValueError(f"{describe(tensor)} was declared on {own!r}, but its group says {manifold!r}")
+        manifold.check_shape(tuple(tensor.shape))
+        members.setdefault(manifold, []).append(p)
+    return [{**group, "params": params, "manifold": manifold} for manifold, params in members.items()]
+
+
+def describe(p: Any) -> str:
+    """What an error message calls a parameter."""
+    return f"a {type(p).__name__} of shape {tuple(p.shape)}" if isinstance(p, Tensor) else repr(p)
+
+
+def with_manifold_names(state_dict: dict[str, Any]) -> dict[str, Any]:
+    """``state_dict`` with each manifold written as its ``repr``, so that ``torch.load(weights_only=True)`` reads it."""
+    groups = [
+        {**g, "manifold": repr(g["manifold"])} if "manifold" in g else g for g in state_dict["param_groups"]
+    ]
+    return {**state_dict, "param_groups": groups}
+
+
+def with_live_manifolds(state_dict: dict[str, Any], live: list[Group]) -> dict[str, Any]:
+    """The reverse: saved groups completed by the live ones, whose manifolds hold; raises for another manifold."""
+    groups = []
+    for own, saved in zip(
+        live, state_dict["param_groups"], strict=False
+    ):  # torch says it when the numbers differ
+        present, name = own.get("manifold"), saved.get("manifold")
+        name = name if isinstance(name, str) else repr(present if name is None else name)
+        if name.partition("(")[0] != repr(present).partition("(")[0]:
+            raise ValueError(f"this state was saved for {name}, and the optimizer's group is on {present!r}")
+        if name != repr(present):
+            warnings.warn(
+                f"this state was saved for {name}; {present!r} of the optimizer holds", stacklevel=3
+            )
+        settings = {k: v for k, v in own.items() if k != "params"}
+        groups.append({**settings, **saved, **({"manifold": present} if present is not None else {})})
+    return {**state_dict, "param_groups": groups + state_dict["param_groups"][len(groups) :]}
+
+
+def require(**settings: float | Tensor) -> None:
+    """Raise ``ValueError`` for a setting that is not a number >= 0."""
+    for name, value in settings.items():
+        if isinstance(value, Tensor) and value.numel() != 1:
+            raise ValueError(
+                f"{name} must be a number or a tensor of one element, got shape {tuple(value.shape)}"
+            )
+        if not value >= 0:
+            raise ValueError(f"{name} must be a number >= 0, got {value}")

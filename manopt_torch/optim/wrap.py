@@ -1,0 +1,219 @@
+"""``riemannian(opt)``: any ``torch.optim.Optimizer`` made Riemannian, in place."""
+
+from __future__ import annotations
+
+import copy
+import functools
+from collections import defaultdict
+from collections.abc import Callable, Mapping
+from typing import Any, Literal, TypeVar
+
+import torch
+from torch import Tensor
+
+from manopt_torch.manifolds import Euclidean, Manifold
+from manopt_torch.optim.base import (
+    Group,
+    as_groups,
+    describe,
+    evaluate,
+    with_live_manifolds,
+    with_manifold_names,
+)
+from manopt_torch.parameter import ManifoldParameter
+from manopt_torch.storage import partition, shard_like, stack, widen, write
+
+Opt = TypeVar("Opt", bound=torch.optim.Optimizer)
+
+#: state of torch's own optimizers that is a combination of gradients, and therefore a tangent vector
+FIRST_MOMENTS = ("momentum_buffer", "exp_avg", "prev")
+#: optimizers that no choice of ``frame`` makes Riemannian
+REFUSED: Mapping[type[torch.optim.Optimizer], str] = {
+    torch.optim.LBFGS: "it evaluates several points in one step",
+    torch.optim.ASGD: "it averages points, and an average leaves the manifold",
+    torch.optim.Adafactor: "it scales its step by |p|, and factors the gradient by rows and columns of the embedding",
+    torch.optim.SparseAdam: "it takes sparse gradients only",
+}
+
+
+def riemannian(
+    optimizer: Opt,
+    *,
+    frame: Literal["tangent", "ambient"] = "tangent",
+    tangent_state: tuple[str, ...] | None = None,
+    snapshot: bool = False,
+) -> Opt:
+    """Make ``optimizer`` Riemannian on every group that names a manifold; the same object is returned.
+
+    ::
+
+        optimizer = riemannian(torch.optim.RMSprop(param_groups(model), lr=1e-3))
+
+    In a step, for the parameters of such a group, the base optimizer finds the Riemannian gradient in ``p.grad`` and
+    zero in ``p``, so that what it leaves in ``p`` is its displacement d. Then u = project(x, d), p ← R_x(u), and its
+    first moments are projected and carried to the new point. Groups without a manifold, or on ``Euclidean()``, are
+    left to the base optimizer; ``p.grad`` is what it was, also after a step that raises, and so is ``p``.
+
+    Args:
+        optimizer: an instance whose parameters were given as ``param_groups(model)``, or in groups with a
+            ``"manifold"``. Wrap it before a scheduler is built on it.
+        frame: ``"ambient"`` shows the base optimizer the raw gradient and maps its displacement by ``rgrad`` at the
+            end; its state then stays in the ambient space. This is the normalised step of the full-capacity unitary
+            RNN (Wisdom et al., 2016) with ``torch.optim.RMSprop``.
+        tangent_state: names of the state entries that are combinations of gradients. Known for torch's own
+            optimizers; a class from elsewhere must say.
+        snapshot: restore the base optimizer's own state too when its step raises, at the price of a copy per step.
+
+    A weight decay acts on the zero that stands in for ``p`` and does nothing: exactly what geometry asks for where all
+    points have the same norm (``Stiefel``, ``Unitary``, ``Sphere``). On other manifolds a nonzero one is refused.
+
+    Raises:
+        ValueError: for an optimizer or a setting that cannot be made Riemannian, with the reason.
+        TypeError: if no group names a manifold, or a ``ManifoldParameter`` is in a group without one.
+    """
+    kind = type(optimizer)
+    for refused, reason in REFUSED.items():
+        if isinstance(optimizer, refused):
+            raise ValueError(f"{kind.__name__} cannot be made Riemannian: {reason}")
+    if isinstance(optimizer, _Riemannian):
+        raise ValueError(f"this {kind.__name__} is Riemannian already")
+    if "step" in optimizer.__dict__:
+        raise ValueError(
+            f"the step of this {kind.__name__} was replaced already: wrap the optimizer before building the scheduler"
+        )
+    if tangent_state is None and not kind.__module__.startswith("torch.optim."):
+        raise ValueError(
+            f"{kind.__name__} is not one of torch's own optimizers: name the entries of its state that are combinations "
+            "of gradients, as in tangent_state=('exp_avg',), or () if there are none"
+        )
+    if frame not in ("tangent", "ambient"):
+        raise ValueError(f"frame must be 'tangent' or 'ambient', got {frame!r}")
+    if not any("manifold" in group for group in optimizer.param_groups):
+        raise TypeError(
+            f"no group of this {kind.__name__} names a manifold: build it with param_groups(model) instead of "
+            "model.parameters()"
+        )
+    options = {
+        "frame": frame,
+        "tangent_state": FIRST_MOMENTS if tangent_state is None else tangent_state,
+        "snapshot": snapshot,
+    }
+    for group in optimizer.param_groups:
+        _check(kind, frame, group)
+    optimizer.__class__ = _wrapped(kind)
+    optimizer.__dict__["_options"] = options
+    optimizer._patch_step_function()
+    return optimizer
+
+
+def _check(kind: type, frame: str, group: Group) -> None:
+    """Refuse settings whose meaning is lost on a manifold; settings change between steps, so every step asks."""
+    manifold = group.get("manifold")
+    if manifold is None:
+        params = group["params"]
+        for p in [params] if isinstance(params, Tensor) else params:
+            if isinstance(p, ManifoldParameter):
+                raise TypeError(
+                    f"{describe(p)} on {p.manifold!r} is in a group without a manifold: use param_groups(model)"
+                )
+    elif not isinstance(manifold, Euclidean):
+        if group.get("weight_decay") and not manifold.constant_norm:
+            raise ValueError(
+                f"weight_decay={group['weight_decay']} of {kind.__name__} would be ignored on {manifold!r}: give its "
+                "group weight_decay=0, and add the penalty you mean to the loss"
+            )
+        if group.get("centered") and frame == "tangent":
+            raise ValueError(
+                f"centered=True of {kind.__name__} subtracts the square of a mean gradient entry by entry, which fails "
+                "once the mean has been carried to another point: use frame='ambient' or centered=False"
+            )
+        if group.get("differentiable"):
+            raise ValueError(f"differentiable=True of {kind.__name__} is not supported on {manifold!r}")
+
+
+class _Riemannian(torch.optim.Optimizer):
+    """Mixed in front of the class of a wrapped optimizer."""
+
+    _base: type[torch.optim.Optimizer]
+    _options: dict[str, Any]
+
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:  # type: ignore[override]
+        loss = evaluate(closure)
+        with torch.no_grad():
+            self._step()
+        return loss
+
+    def _step(self) -> None:
+        base_step: Any = self._base.step
+        if getattr(
+            base_step, "hooked", False
+        ):  # torch wraps step to run the user's hooks; they run once, outside
+            base_step = base_step.__wrapped__
+        tangent = self._options["frame"] == "tangent"
+        stacks = []
+        for group in self.param_groups:
+            _check(self._base, self._options["frame"], group)
+            M = group.get("manifold", Euclidean())
+            if not isinstance(M, Euclidean):
+                live = [p for p in group["params"] if p.grad is not None]
+                stacks += [(M, params, widen(stack(params)).clone()) for params in partition(M, live)]
+        grads = [[p.grad for p in params] for _, params, _ in stacks]
+        shown = [M.rgrad(x, widen(stack(g))) for (M, _, x), g in zip(stacks, grads, strict=True) if tangent]
+        before = {p: copy.deepcopy(s) for p, s in self.state.items()} if self._options["snapshot"] else None
+        try:
+            for (_, params, _), r in zip(stacks, shown, strict=tangent):
+                for p, row in zip(params, r.unbind(0), strict=True):
+                    p.grad = shard_like(p, row)
+            for _, params, x in stacks:
+                write(params, torch.zeros_like(x))
+            base_step(self)
+            moved = [self._moved(M, params, x) for M, params, x in stacks]
+        except BaseException:
+            for _, params, x in stacks:
+                write(params, x)
+            if before is not None:
+                self.state = defaultdict(dict, before)
+            raise
+        finally:
+            for (_, params, _), g in zip(stacks, grads, strict=True):
+                for p, grad in zip(params, g, strict=True):
+                    p.grad = grad
+        for tensors, values in (pair for pairs in moved for pair in pairs):
+            write(tensors, values)
+
+    def _moved(self, M: Manifold, params: list[Tensor], x: Tensor) -> list[tuple[list[Any], Tensor]]:
+        """What to write where, once the base step has left its displacement in ``params``."""
+        d = widen(stack(params))
+        if self._options["frame"] == "ambient":
+            return [(params, M.move(x, M.rgrad(x, d))[0])]
+        names = [
+            k for k in self._options["tangent_state"] if isinstance(self.state[params[0]].get(k), Tensor)
+        ]
+        buffers = [[self.state[p][k] for p in params] for k in names]
+        y, *carried = M.move(x, M.project(x, d), *(M.project(x, widen(stack(b))) for b in buffers))
+        return [(params, y), *zip(buffers, carried, strict=True)]
+
+    def add_param_group(self, param_group: Group) -> None:
+        group = as_groups([param_group])[0] if "manifold" in param_group else param_group
+        _check(self._base, self._options["frame"], {**self.defaults, **group})
+        super().add_param_group(group)
+
+    def state_dict(self) -> dict[str, Any]:
+        return with_manifold_names(super().state_dict())
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        super().load_state_dict(with_live_manifolds(state_dict, self.param_groups))
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        return _revive, (self._base, self._options), self.__getstate__()
+
+
+@functools.cache
+def _wrapped(base: type[torch.optim.Optimizer]) -> type[_Riemannian]:
+    return type(f"riemannian({base.__name__})", (_Riemannian, base), {"_base": base, "__doc__": base.__doc__})
+
+
+def _revive(base: type[torch.optim.Optimizer], options: dict[str, Any]) -> _Riemannian:
+    optimizer = object.__new__(_wrapped(base))
+    optimizer._options = options
+    return optimizer

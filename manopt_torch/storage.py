@@ -1,0 +1,150 @@
+"""The one place where many parameters become one stacked tensor, and go back.
+
+An optimizer computes on ``(P, *B, *S)``: P parameters of one manifold, shape, dtype and device, stacked. What is stored,
+and how, is decided here and nowhere else: complex numbers of a manifold whose points are numbers are handed over as
+pairs of reals, half precision is computed in float32, and a ``DTensor`` is gathered whole and written back by shards.
+Everything here runs under ``torch.no_grad()``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.distributed.tensor import DTensor, distribute_tensor
+
+from manopt_torch.manifolds import Manifold
+
+#: half precision is stored as it is, and computed one step up
+WIDER = {torch.float16: torch.float32, torch.bfloat16: torch.float32, torch.complex32: torch.complex64}
+#: a bucket is computed in chunks of at most this many bytes, so that its temporaries stay small
+CHUNK_BYTES = 64 * 2**20
+
+
+def stack(tensors: Sequence[Any]) -> Tensor:
+    """``(P, ...)`` from P tensors of one shape; of a single tensor it is a view, not a copy."""
+    if isinstance(tensors[0], DTensor):
+        tensors = [t.full_tensor() for t in tensors]
+    stacked = tensors[0].unsqueeze(0) if len(tensors) == 1 else torch.stack(tuple(tensors))
+    return stacked.resolve_conj().resolve_neg()
+
+
+def widen(t: Tensor) -> Tensor:
+    """``t`` in the dtype it is computed in."""
+    return t.to(WIDER.get(t.dtype, t.dtype))
+
+
+def write(tensors: Sequence[Any], stacked: Tensor) -> None:
+    """Copy ``stacked[i]`` into ``tensors[i]``, rounding to its dtype; each rank of a ``DTensor`` keeps its own shard."""
+    parts: Sequence[Tensor] = stacked.resolve_conj().unbind(0)
+    if isinstance(tensors[0], DTensor):
+        parts = [shard_like(t, part).to_local() for t, part in zip(tensors, parts, strict=True)]
+        tensors = [t.to_local() for t in tensors]
+    if stacked.is_complex():  # inductor has no complex _foreach_copy_
+        tensors = [torch.view_as_real(t) for t in tensors]
+        parts = [torch.view_as_real(part) for part in parts]
+    torch._foreach_copy_(tensors, parts)
+
+
+def shard_like(t: Tensor, whole: Tensor) -> Any:
+    """``whole`` in the dtype of ``t``, laid out as ``t`` is; every rank holds ``whole``, so that nothing is sent."""
+    whole = whole.to(t.dtype)
+    if not isinstance(t, DTensor):
+        return whole
+    return distribute_tensor(whole, t.device_mesh, t.placements, src_data_rank=None)
+
+
+class Bucket:
+    """P parameters of one manifold, shape, dtype and device, with the optimizer state that belongs to them.
+
+    The state of a parameter, ``state[p][name]``, is row i of one persistent stack per name; a row that somebody has
+    replaced (``load_state_dict`` does) is noticed and taken over at the next :meth:`gather`.
+    """
+
+    def __init__(
+        self, manifold: Manifold, params: Sequence[Tensor], states: Sequence[dict[str, Any]]
+    ) -> None:
+        self.manifold, self.params, self.states = manifold, list(params), list(states)
+        self.as_reals = manifold.event_dim == 0 and params[0].is_complex()
+        self.stacks: dict[str, Tensor] = {}
+        self.rows: dict[str, tuple[Tensor, ...]] = {}
+
+    def gather(self) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
+        """Points x and gradients g, both ``(P, *B, *S)``, and the state, a dict of stacks ``(P, ...)``.
+
+        Of a single parameter they share its memory, and the state is the stored one: compute out of place.
+        """
+        x = self._open(stack(self.params))
+        g = self._open(stack([p.grad for p in self.params]))
+        for name in self.states[0]:
+            rows = self.rows.get(name)
+            if rows is None or any(s[name] is not row for s, row in zip(self.states, rows, strict=True)):
+                self._keep(name, stack([s[name] for s in self.states]).to(x.device, copy=True))
+        return x, g, {name: self._open(self.stacks[name]) for name in self.states[0]}
+
+    def scatter(self, y: Tensor, state: dict[str, Tensor]) -> None:
+        """Write the new points and the new state into the memory that holds the old ones."""
+        write(self.params, torch.view_as_complex(y.contiguous()) if self.as_reals else y)
+        for name, value in state.items():
+            if self.as_reals and value.shape == y.shape:
+                value = torch.view_as_complex(value.contiguous())
+            if name in self.stacks:
+                self.stacks[name].copy_(value)
+            else:
+                self._keep(name, value.clone(memory_format=torch.contiguous_format))
+
+    def _open(self, stored: Tensor) -> Tensor:
+        stored = widen(stored)
+        return torch.view_as_real(stored) if self.as_reals and stored.is_complex() else stored
+
+    def _keep(self, name: str, own: Tensor) -> None:
+        self.stacks[name], self.rows[name] = own, own.unbind(0)
+        for s, row in zip(self.states, self.rows[name], strict=True):
+            s[name] = row
+
+
+class Buckets:
+    """The parameters of one group that have a gradient, as buckets; the plan is kept until membership changes."""
+
+    def __init__(self) -> None:
+        self.signature: list[tuple[Any, ...]] = []
+        self.buckets: list[Bucket] = []
+
+    def of(self, group: dict[str, Any], state: Mapping[Tensor, dict[str, Any]]) -> list[Bucket]:
+        params = [p for p in group["params"] if p.grad is not None]
+        states = [state[p] for p in params]
+        signature = [
+            (id(p), id(s), p.dtype, p.device, p.grad.layout, *s) for p, s in zip(params, states, strict=True)
+        ]
+        if signature != self.signature:
+            self.buckets = [
+                Bucket(group["manifold"], chunk, [state[p] for p in chunk])
+                for chunk in partition(group["manifold"], params, lambda p: frozenset(state[p]))
+            ]
+            self.signature = signature
+        return self.buckets
+
+
+def partition(
+    manifold: Manifold, params: Sequence[Tensor], key: Callable[[Tensor], Any] = lambda p: None
+) -> list[list[Tensor]]:
+    """``params`` in lists that can be stacked, each of at most ``CHUNK_BYTES``; alike also in ``key(p)``.
+
+    Raises ``ValueError`` for a shape that the manifold refuses and for a sparse gradient.
+    """
+    alike: dict[tuple[Any, ...], list[Tensor]] = {}
+    for p in params:
+        manifold.check_shape(tuple(p.shape))
+        if p.grad is not None and p.grad.layout != torch.strided:
+            raise ValueError(
+                f"a parameter of shape {tuple(p.shape)} has a gradient of layout {p.grad.layout}; only dense "
+                "gradients are supported: build the layer with sparse=False, or write p.grad = p.grad.to_dense()"
+            )
+        alike.setdefault((p.shape, p.dtype, p.device, type(p.grad), key(p)), []).append(p)
+    chunks = []
+    for members in alike.values():
+        size = max(1, CHUNK_BYTES // max(1, members[0].numel() * members[0].element_size()))
+        chunks += [members[start : start + size] for start in range(0, len(members), size)]
+    return chunks
