@@ -63,9 +63,7 @@ class Bucket:
     replaced (``load_state_dict`` does) is noticed and taken over at the next :meth:`gather`.
     """
 
-    def __init__(
-        self, manifold: Manifold, params: Sequence[Tensor], states: Sequence[dict[str, Any]]
-    ) -> None:
+    def __init__(self, manifold: Manifold, params: Sequence[Tensor], states: Sequence[dict[str, Any]]) -> None:
         self.manifold, self.params, self.states = manifold, list(params), list(states)
         self.as_reals = manifold.event_dim == 0 and params[0].is_complex()
         self.stacks: dict[str, Tensor] = {}
@@ -115,9 +113,7 @@ class Buckets:
     def of(self, group: dict[str, Any], state: Mapping[Tensor, dict[str, Any]]) -> list[Bucket]:
         params = [p for p in group["params"] if p.grad is not None]
         states = [state[p] for p in params]
-        signature = [
-            (id(p), id(s), p.dtype, p.device, p.grad.layout, *s) for p, s in zip(params, states, strict=True)
-        ]
+        signature = [(id(p), id(s), p.dtype, p.device, p.grad.layout, *s) for p, s in zip(params, states, strict=True)]
         if signature != self.signature:
             self.buckets = [
                 Bucket(group["manifold"], chunk, [state[p] for p in chunk])

@@ -107,9 +107,7 @@ class Manifold(abc.ABC):
     def check_shape(self, shape: tuple[int, ...]) -> None:
         """Raise ``ValueError``, saying what to write instead, if ``shape`` is not ``(*B, *S)`` for some S."""
         if len(shape) < self.event_dim:
-            raise ValueError(
-                f"{self!r} needs at least {self.event_dim} dimension(s), got shape {tuple(shape)}"
-            )
+            raise ValueError(f"{self!r} needs at least {self.event_dim} dimension(s), got shape {tuple(shape)}")
 
     def dim(self, *shape: int, dtype: torch.dtype | None = None) -> int:
         """Real dimension of the manifold of tensors of shape ``(*B, *S)``; a complex ``dtype`` counts both parts.

@@ -98,9 +98,7 @@ class RiemannianOptimizer(torch.optim.Optimizer, abc.ABC):
             for p, key in zip(group["params"], saved["params"], strict=True):
                 # torch rounds the state of a half-precision parameter; what was saved is more exact
                 found = state_dict["state"].get(key, {}) if p.dtype in WIDER else self.state.get(p, {})
-                own = {
-                    k: torch.as_tensor(v).to(p.device, copy=True) for k, v in found.items() if v is not None
-                }
+                own = {k: torch.as_tensor(v).to(p.device, copy=True) for k, v in found.items() if v is not None}
                 for name, value in own.items() if foreign and M.event_dim else ():
                     if name in self.tangent_state:
                         own[name] = M.project(p.detach(), value)
@@ -154,26 +152,20 @@ def describe(p: Any) -> str:
 
 def with_manifold_names(state_dict: dict[str, Any]) -> dict[str, Any]:
     """``state_dict`` with each manifold written as its ``repr``, so that ``torch.load(weights_only=True)`` reads it."""
-    groups = [
-        {**g, "manifold": repr(g["manifold"])} if "manifold" in g else g for g in state_dict["param_groups"]
-    ]
+    groups = [{**g, "manifold": repr(g["manifold"])} if "manifold" in g else g for g in state_dict["param_groups"]]
     return {**state_dict, "param_groups": groups}
 
 
 def with_live_manifolds(state_dict: dict[str, Any], live: list[Group]) -> dict[str, Any]:
     """The reverse: saved groups completed by the live ones, whose manifolds hold; raises for another manifold."""
     groups = []
-    for own, saved in zip(
-        live, state_dict["param_groups"], strict=False
-    ):  # torch says it when the numbers differ
+    for own, saved in zip(live, state_dict["param_groups"], strict=False):  # torch says it when the numbers differ
         present, name = own.get("manifold"), saved.get("manifold")
         name = name if isinstance(name, str) else repr(present if name is None else name)
         if name.partition("(")[0] != repr(present).partition("(")[0]:
             raise ValueError(f"this state was saved for {name}, and the optimizer's group is on {present!r}")
         if name != repr(present):
-            warnings.warn(
-                f"this state was saved for {name}; {present!r} of the optimizer holds", stacklevel=3
-            )
+            warnings.warn(f"this state was saved for {name}; {present!r} of the optimizer holds", stacklevel=3)
         settings = {k: v for k, v in own.items() if k != "params"}
         groups.append({**settings, **saved, **({"manifold": present} if present is not None else {})})
     return {**state_dict, "param_groups": groups + state_dict["param_groups"][len(groups) :]}
@@ -183,8 +175,6 @@ def require(**settings: float | Tensor) -> None:
     """Raise ``ValueError`` for a setting that is not a number >= 0."""
     for name, value in settings.items():
         if isinstance(value, Tensor) and value.numel() != 1:
-            raise ValueError(
-                f"{name} must be a number or a tensor of one element, got shape {tuple(value.shape)}"
-            )
+            raise ValueError(f"{name} must be a number or a tensor of one element, got shape {tuple(value.shape)}")
         if not value >= 0:
             raise ValueError(f"{name} must be a number >= 0, got {value}")

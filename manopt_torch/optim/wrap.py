@@ -145,9 +145,7 @@ class _Riemannian(torch.optim.Optimizer):
 
     def _step(self) -> None:
         base_step: Any = self._base.step
-        if getattr(
-            base_step, "hooked", False
-        ):  # torch wraps step to run the user's hooks; they run once, outside
+        if getattr(base_step, "hooked", False):  # torch wraps step to run the user's hooks; they run once, outside
             base_step = base_step.__wrapped__
         tangent = self._options["frame"] == "tangent"
         stacks = []
@@ -186,9 +184,7 @@ class _Riemannian(torch.optim.Optimizer):
         d = widen(stack(params))
         if self._options["frame"] == "ambient":
             return [(params, M.move(x, M.rgrad(x, d))[0])]
-        names = [
-            k for k in self._options["tangent_state"] if isinstance(self.state[params[0]].get(k), Tensor)
-        ]
+        names = [k for k in self._options["tangent_state"] if isinstance(self.state[params[0]].get(k), Tensor)]
         buffers = [[self.state[p][k] for p in params] for k in names]
         y, *carried = M.move(x, M.project(x, d), *(M.project(x, widen(stack(b))) for b in buffers))
         return [(params, y), *zip(buffers, carried, strict=True)]
