@@ -1,9 +1,9 @@
 """The one place where many parameters become one stacked tensor, and go back.
 
-An optimizer computes on ``(P, *B, *S)``: P parameters of one manifold, shape, dtype and device, stacked. What is stored,
-and how, is decided here and nowhere else: complex numbers of a manifold whose points are numbers are handed over as
-pairs of reals, half precision is computed in float32, and a ``DTensor`` is gathered whole and written back by shards.
-Everything here runs under ``torch.no_grad()``.
+An optimizer computes on ``(P, *B, *S)``: P parameters of one manifold, shape, dtype and device, stacked. What is
+stored, and how, is decided here and nowhere else: complex numbers of a manifold whose points are numbers are handed
+over as pairs of reals, half precision is computed in float32, and a ``DTensor`` is gathered whole and written back by
+shards. Everything here runs under ``torch.no_grad()``.
 """
 
 from __future__ import annotations
@@ -16,9 +16,8 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor, distribute_tensor
 
 from manopt_torch.manifolds import Manifold
+from manopt_torch.precision import widen
 
-#: half precision is stored as it is, and computed one step up
-WIDER = {torch.float16: torch.float32, torch.bfloat16: torch.float32, torch.complex32: torch.complex64}
 #: a bucket is computed in chunks of at most this many bytes, so that its temporaries stay small
 CHUNK_BYTES = 64 * 2**20
 
@@ -31,13 +30,8 @@ def stack(tensors: Sequence[Any]) -> Tensor:
     return stacked.resolve_conj().resolve_neg()
 
 
-def widen(t: Tensor) -> Tensor:
-    """``t`` in the dtype it is computed in."""
-    return t.to(WIDER.get(t.dtype, t.dtype))
-
-
 def write(tensors: Sequence[Any], stacked: Tensor) -> None:
-    """Copy ``stacked[i]`` into ``tensors[i]``, rounding to its dtype; each rank of a ``DTensor`` keeps its own shard."""
+    """Copy ``stacked[i]`` into ``tensors[i]``, rounding; each rank of a ``DTensor`` keeps its own shard."""
     parts: Sequence[Tensor] = stacked.resolve_conj().unbind(0)
     if isinstance(tensors[0], DTensor):
         parts = [shard_like(t, part).to_local() for t, part in zip(tensors, parts, strict=True)]

@@ -14,41 +14,19 @@ from __future__ import annotations
 
 import abc
 import dataclasses
-import functools
 import math
-from collections.abc import Callable
 from typing import Any, NoReturn
 
 import torch
 from torch import Tensor
 
-# Geometry in half precision is computed one step up, and rounded once at the end.
-_WIDER = {torch.float16: torch.float32, torch.bfloat16: torch.float32, torch.complex32: torch.complex64}
+from manopt_torch.precision import full_precision
+
+# fmt: off
 _GEOMETRY = (
     "project", "retract", "residual", "rgrad", "inner", "norm", "move", "nearest", "exp", "log", "dist",
-)  # fmt: skip
-
-
-def _full_precision(method: Callable[..., Any]) -> Callable[..., Any]:
-    """Let ``method`` see at least float32 and no autocast; round what it returns to the dtype that came in."""
-
-    @functools.wraps(method)
-    def call(self: Manifold, *tensors: Tensor) -> Any:
-        device, dtype = tensors[0].device.type, tensors[0].dtype
-        for t in tensors[1:]:
-            if t.dtype != dtype:
-                dtype = torch.promote_types(dtype, t.dtype)
-        if dtype not in _WIDER and not torch.is_autocast_enabled(device):
-            return method(self, *tensors)
-        with torch.autocast(device, enabled=False):
-            out = method(self, *(t.to(_WIDER.get(t.dtype, t.dtype)) for t in tensors))
-        if dtype not in _WIDER:
-            return out
-        real = dtype.to_real()
-        rounded = [t.to(dtype if t.is_complex() else real) for t in (out if isinstance(out, tuple) else (out,))]
-        return tuple(rounded) if isinstance(out, tuple) else rounded[0]
-
-    return call
+)
+# fmt: on
 
 
 class Manifold(abc.ABC):
@@ -72,7 +50,7 @@ class Manifold(abc.ABC):
             cls.__repr__ = Manifold.__repr__  # type: ignore[method-assign]  # dataclass keeps what it finds
         for name in _GEOMETRY:
             if name in cls.__dict__:
-                setattr(cls, name, _full_precision(cls.__dict__[name]))
+                setattr(cls, name, full_precision(cls.__dict__[name]))
 
     def __repr__(self) -> str:
         shown = (f for f in dataclasses.fields(self) if getattr(self, f.name) != f.default)  # type: ignore[arg-type]
@@ -150,28 +128,28 @@ class Manifold(abc.ABC):
         """Random points of shape ``(*B, *S)``, uniform (Haar) where the manifold is compact."""
 
     # ------------------------------------------------------------------ right for the ambient metric
-    @_full_precision
+    @full_precision
     def rgrad(self, x: Tensor, g: Tensor) -> Tensor:
         """Riemannian gradient: the tangent vector with ⟨rgrad(g), u⟩_x = ⟨g, u⟩ for every tangent ``u``."""
         return self.project(x, g)
 
-    @_full_precision
+    @full_precision
     def inner(self, x: Tensor, u: Tensor, v: Tensor) -> Tensor:
         """``⟨u, v⟩_x`` per point: (*B,*S) -> (*B,), real."""
         product = (u.conj() * v).real if u.is_complex() or v.is_complex() else u * v
         product, _ = torch.broadcast_tensors(product, x)
         return product.sum(dim=tuple(range(-self.event_dim, 0))) if self.event_dim else product
 
-    @_full_precision
+    @full_precision
     def norm(self, x: Tensor, u: Tensor) -> Tensor:
         """``‖u‖_x`` per point, with derivative zero where ``u`` is: (*B,*S) -> (*B,)."""
         square = self.inner(x, u, u)
         positive = square > 0
         return torch.where(positive, torch.where(positive, square, 1).sqrt(), 0)
 
-    @_full_precision
+    @full_precision
     def move(self, x: Tensor, u: Tensor, *vs: Tensor) -> tuple[Tensor, ...]:
-        """``(y, *vs')``: the point y = R_x(u), and each tangent ``v`` at x carried, linearly, to the tangent space at y."""
+        """``(y, *vs')``: the point y = R_x(u), and each tangent ``v`` at x carried, linearly, to T_y."""
         y = self.retract(x, u)
         return (y, *(self.project(y, v) for v in vs))
 
@@ -196,7 +174,7 @@ class Manifold(abc.ABC):
         """The shortest tangent ``u`` with exp(x, u) = y."""
         self._absent("log")
 
-    @_full_precision
+    @full_precision
     def dist(self, x: Tensor, y: Tensor) -> Tensor:
         """Geodesic distance per point: (*B,*S) -> (*B,), real; |log(x, y)| unless a closed form is written."""
         return self.norm(x, self.log(x, y))

@@ -3,29 +3,27 @@
 from __future__ import annotations
 
 import abc
-import warnings
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import Any, ClassVar
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from manopt_torch.manifolds import Manifold
-from manopt_torch.parameter import ManifoldParameter, param_groups
-from manopt_torch.storage import WIDER, Buckets
+from manopt_torch.optim.groups import Group, Params, as_groups, with_live_manifolds, with_manifold_names
+from manopt_torch.precision import WIDER
+from manopt_torch.storage import Buckets
 
 State = dict[str, Tensor]
-Group = dict[str, Any]
-#: a module, ``param_groups(module)``, groups with a ``"manifold"``, or a list of ``ManifoldParameter``
-Params = nn.Module | Iterable[Any]
 
 
 class RiemannianOptimizer(torch.optim.Optimizer, abc.ABC):
     """``torch.optim.Optimizer`` whose step ends in ``p ← R_p(u)`` instead of ``p ← p + u``.
 
-    A subclass writes :meth:`direction` and names its ``tangent_state``. Parameters are given as ``param_groups(model)``,
-    as the module itself (which means the same), as groups ``{"params": […], "manifold": M}``, or as a plain list in
-    which every tensor is a ``ManifoldParameter``. ``p.grad`` is never modified; a step that raises changes nothing.
+    A subclass writes :meth:`direction` and names its ``tangent_state``. Parameters are given as
+    ``param_groups(model)``, as the module itself (which means the same), as groups ``{"params": […], "manifold": M}``,
+    or as a plain list in which every tensor is a ``ManifoldParameter``. ``p.grad`` is never modified; a step that
+    raises changes nothing.
 
     ``maximize`` and ``weight_decay`` mean what they mean in torch: a weight decay is the gradient of ``λ/2 ‖x‖²``, or,
     with ``decoupled_weight_decay``, a displacement by ``−lr·λ·x`` projected on the tangent space. Both vanish where
@@ -113,68 +111,3 @@ def evaluate(closure: Callable[[], Any] | None) -> Any:
     """The loss that ``closure`` returns, run with gradients enabled whatever the caller's mode; None without one."""
     with torch.enable_grad():
         return None if closure is None else closure()
-
-
-def as_groups(params: Params) -> list[Group]:
-    """Any form of ``params`` as groups that each name their manifold; ``TypeError`` where a tensor has none."""
-    if isinstance(params, nn.Module):
-        return param_groups(params)
-    items = [params] if isinstance(params, Tensor) else list(params)
-    if not any(isinstance(item, dict) for item in items):
-        items = [{"params": items}]
-    return [group for item in items for group in _with_manifold(item)]
-
-
-def _with_manifold(group: Group) -> list[Group]:
-    given = group["params"]
-    members: dict[Manifold, list[Any]] = {}
-    for p in [given] if isinstance(given, Tensor) else given:
-        tensor = p[1] if isinstance(p, tuple) else p  # named_parameters() gives pairs
-        own = tensor.manifold if isinstance(tensor, ManifoldParameter) else None
-        manifold = group.get("manifold", own)
-        if not isinstance(manifold, Manifold):
-            raise TypeError(
-                f"{describe(tensor)} has no manifold (got {manifold!r}), and a step would leave the manifold it may be "
-                "meant for: pass param_groups(model) or the model itself, or a group {'params': [...], 'manifold': "
-                "Stiefel()}, where Euclidean() stands for an unconstrained one"
-            )
-        if own is not None and own != manifold:
-            raise ValueError(f"{describe(tensor)} was declared on {own!r}, but its group says {manifold!r}")
-        manifold.check_shape(tuple(tensor.shape))
-        members.setdefault(manifold, []).append(p)
-    return [{**group, "params": params, "manifold": manifold} for manifold, params in members.items()]
-
-
-def describe(p: Any) -> str:
-    """What an error message calls a parameter."""
-    return f"a {type(p).__name__} of shape {tuple(p.shape)}" if isinstance(p, Tensor) else repr(p)
-
-
-def with_manifold_names(state_dict: dict[str, Any]) -> dict[str, Any]:
-    """``state_dict`` with each manifold written as its ``repr``, so that ``torch.load(weights_only=True)`` reads it."""
-    groups = [{**g, "manifold": repr(g["manifold"])} if "manifold" in g else g for g in state_dict["param_groups"]]
-    return {**state_dict, "param_groups": groups}
-
-
-def with_live_manifolds(state_dict: dict[str, Any], live: list[Group]) -> dict[str, Any]:
-    """The reverse: saved groups completed by the live ones, whose manifolds hold; raises for another manifold."""
-    groups = []
-    for own, saved in zip(live, state_dict["param_groups"], strict=False):  # torch says it when the numbers differ
-        present, name = own.get("manifold"), saved.get("manifold")
-        name = name if isinstance(name, str) else repr(present if name is None else name)
-        if name.partition("(")[0] != repr(present).partition("(")[0]:
-            raise ValueError(f"this state was saved for {name}, and the optimizer's group is on {present!r}")
-        if name != repr(present):
-            warnings.warn(f"this state was saved for {name}; {present!r} of the optimizer holds", stacklevel=3)
-        settings = {k: v for k, v in own.items() if k != "params"}
-        groups.append({**settings, **saved, **({"manifold": present} if present is not None else {})})
-    return {**state_dict, "param_groups": groups + state_dict["param_groups"][len(groups) :]}
-
-
-def require(**settings: float | Tensor) -> None:
-    """Raise ``ValueError`` for a setting that is not a number >= 0."""
-    for name, value in settings.items():
-        if isinstance(value, Tensor) and value.numel() != 1:
-            raise ValueError(f"{name} must be a number or a tensor of one element, got shape {tuple(value.shape)}")
-        if not value >= 0:
-            raise ValueError(f"{name} must be a number >= 0, got {value}")

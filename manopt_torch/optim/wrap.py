@@ -12,16 +12,11 @@ import torch
 from torch import Tensor
 
 from manopt_torch.manifolds import Euclidean, Manifold
-from manopt_torch.optim.base import (
-    Group,
-    as_groups,
-    describe,
-    evaluate,
-    with_live_manifolds,
-    with_manifold_names,
-)
+from manopt_torch.optim.base import evaluate
+from manopt_torch.optim.groups import Group, as_groups, describe, with_live_manifolds, with_manifold_names
 from manopt_torch.parameter import ManifoldParameter
-from manopt_torch.storage import partition, shard_like, stack, widen, write
+from manopt_torch.precision import widen
+from manopt_torch.storage import partition, shard_like, stack, write
 
 Opt = TypeVar("Opt", bound=torch.optim.Optimizer)
 
@@ -83,8 +78,8 @@ def riemannian(
         )
     if tangent_state is None and not kind.__module__.startswith("torch.optim."):
         raise ValueError(
-            f"{kind.__name__} is not one of torch's own optimizers: name the entries of its state that are combinations "
-            "of gradients, as in tangent_state=('exp_avg',), or () if there are none"
+            f"{kind.__name__} is not one of torch's own optimizers: name the entries of its state that are "
+            "combinations of gradients, as in tangent_state=('exp_avg',), or () if there are none"
         )
     if frame not in ("tangent", "ambient"):
         raise ValueError(f"frame must be 'tangent' or 'ambient', got {frame!r}")
