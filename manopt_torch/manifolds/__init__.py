@@ -1,5 +1,10 @@
-"""Manifolds: immutable values with batched geometry. One file each; :mod:`~manopt_torch.manifolds.base` is the protocol."""
+"""Manifolds: immutable values with batched geometry, one file each; :mod:`.base` is the protocol."""
 
 from manopt_torch.manifolds.base import Manifold
+from manopt_torch.manifolds.euclidean import Euclidean
+from manopt_torch.manifolds.sphere import Sphere
+from manopt_torch.manifolds.stiefel import Stiefel
+from manopt_torch.manifolds.unitary import Unitary
+from manopt_torch.manifolds.view import View, view_for
 
-__all__ = ["Manifold"]
+__all__ = ["Euclidean", "Manifold", "Sphere", "Stiefel", "Unitary", "View", "view_for"]
