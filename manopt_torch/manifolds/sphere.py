@@ -48,7 +48,7 @@ class Sphere(Manifold):
       arctan θ. The result is normalised, so that nothing drifts.
     * ``move`` is parallel transport along that great circle, an isometry.
     * ``dist(x, y) = 2 atan2(‖x − y‖, ‖x + y‖)``, exact for small angles and near π.
-    * ``log(x, y)`` of antipodes has length π, in a direction that is arbitrary but fixed (real n = 1: there is none, NaN).
+    * ``log(x, y)`` of antipodes has length π and an arbitrary but fixed direction (real n = 1 has none: NaN).
     * ``nearest(z) = z/‖z‖``; every point is nearest to z = 0, and the first basis vector is returned.
     """
 

@@ -25,8 +25,8 @@ class Unitary(Manifold):
     A step of an SGD of learning rate lr is ``(I + λ/2 A)⁻¹(I − λ/2 A) X``, A = G Xᴴ − X Gᴴ, with λ = lr/2: the
     Frobenius metric is twice the canonical one (Wisdom et al. 2016, full-capacity unitary RNN).
 
-    ``log`` is ``X log(XᴴY)``, principal. O(n) has two components, det = ±1, that no curve joins: ``log`` and ``dist`` of points
-    in different ones are NaN.
+    ``log`` is ``X log(XᴴY)``, principal. O(n) has two components, det = ±1, that no curve joins: ``log`` and
+    ``dist`` of points in different ones are NaN.
     """
 
     retraction: Literal["cayley", "exp"] = "cayley"

@@ -16,13 +16,14 @@ from manopt_torch.manifolds.base import Manifold
 class View(Manifold):
     """``base`` on tensors that are laid out differently from its points.
 
-    * ``View(Stiefel(), "transpose")``: (*B, p, n) whose transpose is a point of ``base``; here a wide weight with orthonormal rows.
+    * ``View(Stiefel(), "transpose")``: (*B, p, n) whose transpose is a point of ``base``; a wide weight with
+      orthonormal rows.
     * ``View(Stiefel(), "flatten", ndim=4)``: a kernel (out, in/groups, kh, kw) read as the matrix
-      (out, in/groups·kh·kw); in general the ``ndim`` event dimensions are cut to those of ``base`` by flattening the last ones.
+      (out, in/groups·kh·kw); in general the last of the ``ndim`` event dimensions are flattened into one.
 
     One goes into the other: ``View(View(Stiefel(), "transpose"), "flatten", ndim=4)`` is the kernel whose matrix has
-    orthonormal rows; :func:`view_for` writes these. The layout is an isometry of the ambient space, so that every function is the one of
-    ``base``.
+    orthonormal rows; :func:`view_for` writes these. A layout is an isometry of the ambient space, so that every
+    function is the one of ``base``.
     """
 
     base: Manifold
@@ -142,9 +143,9 @@ class View(Manifold):
 def view_for(manifold: Manifold, shape: tuple[int, ...], *, batch_dims: int = 0) -> Manifold:
     """``manifold``, or the :class:`View` of it, that fits one tensor of this ``shape``.
 
-    ``shape`` is that of one point, behind ``batch_dims`` leading batch dimensions. A manifold of matrices takes more than two
-    dimensions as a convolution kernel (out, in/groups, *kernel_size), flattened to (out, in/groups·∏kernel_size): a stack of k
-    matrices is ``batch_dims=1``. A matrix that fits only transposed is seen transposed. Manifolds of numbers and
+    ``shape`` is that of one point, behind ``batch_dims`` leading batch dimensions. A manifold of matrices takes more
+    than two dimensions as a convolution kernel (out, in/groups, *kernel_size), flattened to
+    (out, in/groups·∏kernel_size): a stack of matrices needs ``batch_dims=1``. A matrix that fits only transposed is seen transposed. Manifolds of numbers and
     of vectors take any shape as it is.
 
     Raises ``ValueError`` if nothing fits.
