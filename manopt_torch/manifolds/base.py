@@ -15,6 +15,7 @@ from __future__ import annotations
 import abc
 import dataclasses
 import math
+import typing
 from typing import Any, NoReturn
 
 import torch
@@ -51,6 +52,13 @@ class Manifold(abc.ABC):
         for name in _GEOMETRY:
             if name in cls.__dict__:
                 setattr(cls, name, full_precision(cls.__dict__[name]))
+
+    def __post_init__(self) -> None:
+        hints = typing.get_type_hints(type(self))
+        for f in dataclasses.fields(self):  # type: ignore[arg-type]
+            value, options = getattr(self, f.name), typing.get_args(hints[f.name])
+            if typing.get_origin(hints[f.name]) is typing.Literal and value not in options:
+                raise ValueError(f"{f.name} of {type(self).__name__} must be one of {options}, got {value!r}")
 
     def __repr__(self) -> str:
         shown = (f for f in dataclasses.fields(self) if getattr(self, f.name) != f.default)  # type: ignore[arg-type]
