@@ -1,5 +1,31 @@
 """torch.optim for parameters that live on manifolds."""
 
 from manopt_torch._version import __version__
+from manopt_torch.manifolds import Euclidean, Manifold, Sphere, Stiefel, Unitary, View, view_for
+from manopt_torch.parameter import (
+    ManifoldParameter,
+    assert_on_manifold,
+    constrain,
+    max_residual,
+    named_manifolds,
+    param_groups,
+    release,
+)
 
-__all__ = ["__version__"]
+__all__ = [
+    "Euclidean",
+    "Manifold",
+    "ManifoldParameter",
+    "Sphere",
+    "Stiefel",
+    "Unitary",
+    "View",
+    "__version__",
+    "assert_on_manifold",
+    "constrain",
+    "max_residual",
+    "named_manifolds",
+    "param_groups",
+    "release",
+    "view_for",
+]
