@@ -1,0 +1,56 @@
+"""Command line and output folder that the examples share."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+import torch
+
+import manopt_torch.optim
+
+#: what ``--optimizer`` accepts: ours by their names, and any of torch's, which is then wrapped by ``riemannian``
+OPTIMIZERS = (
+    *(name for name in manopt_torch.optim.__all__ if name.startswith("Riemannian") and name != "RiemannianOptimizer"),
+    *(
+        name
+        for name, kind in vars(torch.optim).items()
+        if isinstance(kind, type) and issubclass(kind, torch.optim.Optimizer) and kind is not torch.optim.Optimizer
+    ),
+)
+
+
+def training_parser(description: str, *, lr: float, epochs: int, batch: int) -> argparse.ArgumentParser:
+    """A parser with what every training run understands; an example adds its own."""
+    parser = argparse.ArgumentParser(description=description, formatter_class=argparse.ArgumentDefaultsHelpFormatter)
+    add = parser.add_argument
+    add("--optimizer", default="RMSprop", choices=OPTIMIZERS, metavar="NAME", help="ours, or any of torch.optim")
+    add("--frame", default="ambient", choices=("ambient", "tangent"), help="of a wrapped torch optimizer")
+    add("--lr", type=float, default=lr, help="learning rate, cosine to zero")
+    add("--lr-manifold", type=float, help="learning rate of constrained parameters (default: --lr)")
+    add("--epochs", type=int, default=epochs)
+    add("--batch", type=int, default=batch)
+    add("--patience", type=int, default=epochs // 3, help="epochs without a better validation loss, then stop")
+    add("--seed", type=int, default=0, help="of split, initial values and batches")
+    add("--data", type=Path, metavar="FOLDER", help="a real set instead of the bundled one")
+    add("--out", type=Path, metavar="FOLDER", help="where results go (default: a new folder under runs/)")
+    add("--resume", action="store_true", help="continue the run in --out (default: the newest under runs/)")
+    return parser
+
+
+def run_folder(out: Path | None, resume: bool, experiment: str) -> Path:
+    """The folder of this run, made if it is new: ``out``, or runs/EXPERIMENT/NUMBER.
+
+    Raises ``SystemExit`` if there is nothing to resume, or if a new run would mix with an old one.
+    """
+    runs = Path("runs") / experiment
+    numbers = sorted(int(path.name) for path in runs.glob("*") if path.name.isdigit())
+    if out is None:
+        out = runs / str((numbers or [0])[-1] if resume else (numbers or [-1])[-1] + 1)
+    last = out / "checkpoints" / "last.ckpt"
+    if resume and not last.is_file():
+        raise SystemExit(f"nothing to resume: {last} does not exist; name the run's folder by --out")
+    if last.is_file() and not resume:
+        raise SystemExit(f"{out} holds a run already: continue it with --resume, or name another --out")
+    out.mkdir(parents=True, exist_ok=True)
+    return out
