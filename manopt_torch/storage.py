@@ -8,6 +8,7 @@ shards. Everything here runs under ``torch.no_grad()``.
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -23,16 +24,24 @@ CHUNK_BYTES = 64 * 2**20
 
 
 def stack(tensors: Sequence[Any]) -> Tensor:
-    """``(P, ...)`` from P tensors of one shape; of a single tensor it is a view, not a copy."""
+    """``(P, ...)`` from P tensors of one shape; of a single tensor it is a view, not a copy.
+
+    Raises ``ValueError`` for sparse tensors.
+    """
+    if tensors[0].layout != torch.strided:
+        raise ValueError(
+            f"a parameter of shape {tuple(tensors[0].shape)} has a gradient of layout {tensors[0].layout}; only dense "
+            "gradients are supported: build the layer with sparse=False, or write p.grad = p.grad.to_dense()"
+        )
     if isinstance(tensors[0], DTensor):
         tensors = [t.full_tensor() for t in tensors]
     stacked = tensors[0].unsqueeze(0) if len(tensors) == 1 else torch.stack(tuple(tensors))
     return stacked.resolve_conj().resolve_neg()
 
 
-def write(tensors: Sequence[Any], stacked: Tensor) -> None:
+def write(tensors: list[Any], stacked: Tensor) -> None:
     """Copy ``stacked[i]`` into ``tensors[i]``, rounding; each rank of a ``DTensor`` keeps its own shard."""
-    parts: Sequence[Tensor] = stacked.resolve_conj().unbind(0)
+    parts = list(stacked.resolve_conj().unbind(0))
     if isinstance(tensors[0], DTensor):
         parts = [shard_like(t, part).to_local() for t, part in zip(tensors, parts, strict=True)]
         tensors = [t.to_local() for t in tensors]
@@ -71,8 +80,8 @@ class Bucket:
         x = self._open(stack(self.params))
         g = self._open(stack([p.grad for p in self.params]))
         for name in self.states[0]:
-            rows = self.rows.get(name)
-            if rows is None or any(s[name] is not row for s, row in zip(self.states, rows, strict=True)):
+            present = map(operator.itemgetter(name), self.states)
+            if name not in self.rows or not all(map(operator.is_, present, self.rows[name])):
                 self._keep(name, stack([s[name] for s in self.states]).to(x.device, copy=True))
         return x, g, {name: self._open(self.stacks[name]) for name in self.states[0]}
 
@@ -101,13 +110,13 @@ class Buckets:
     """The parameters of one group that have a gradient, as buckets; the plan is kept until membership changes."""
 
     def __init__(self) -> None:
-        self.signature: list[tuple[Any, ...]] = []
+        self.signature: list[int] = []
         self.buckets: list[Bucket] = []
 
     def of(self, group: dict[str, Any], state: Mapping[Tensor, dict[str, Any]]) -> list[Bucket]:
         params = [p for p in group["params"] if p.grad is not None]
         states = [state[p] for p in params]
-        signature = [(id(p), id(s), p.dtype, p.device, p.grad.layout, *s) for p, s in zip(params, states, strict=True)]
+        signature = [*map(id, params), *map(id, states), *map(len, states)]
         if signature != self.signature:
             self.buckets = [
                 Bucket(group["manifold"], chunk, [state[p] for p in chunk])
@@ -122,16 +131,11 @@ def partition(
 ) -> list[list[Tensor]]:
     """``params`` in lists that can be stacked, each of at most ``CHUNK_BYTES``; alike also in ``key(p)``.
 
-    Raises ``ValueError`` for a shape that the manifold refuses and for a sparse gradient.
+    Raises ``ValueError`` for a shape that the manifold refuses.
     """
     alike: dict[tuple[Any, ...], list[Tensor]] = {}
     for p in params:
         manifold.check_shape(tuple(p.shape))
-        if p.grad is not None and p.grad.layout != torch.strided:
-            raise ValueError(
-                f"a parameter of shape {tuple(p.shape)} has a gradient of layout {p.grad.layout}; only dense "
-                "gradients are supported: build the layer with sparse=False, or write p.grad = p.grad.to_dense()"
-            )
         alike.setdefault((p.shape, p.dtype, p.device, type(p.grad), key(p)), []).append(p)
     chunks = []
     for members in alike.values():

@@ -49,7 +49,7 @@ class RiemannianOptimizer(torch.optim.Optimizer, abc.ABC):
         return M.move(x, u, *vs)
 
     @torch.no_grad()
-    def step(self, closure: Callable[[], Any] | None = None) -> Any:  # type: ignore[override]
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """One step; ``closure`` re-evaluates the model and returns the loss, and is run with gradients enabled."""
         loss = evaluate(closure)
         plans = self.__dict__.setdefault("_plans", {})

@@ -20,7 +20,7 @@ def as_groups(params: Params) -> list[Group]:
     """Any form of ``params`` as groups that each name their manifold; ``TypeError`` where a tensor has none."""
     if isinstance(params, nn.Module):
         return param_groups(params)
-    items = [params] if isinstance(params, Tensor) else list(params)
+    items: list[Any] = [params] if isinstance(params, Tensor) else list(params)
     if not any(isinstance(item, dict) for item in items):
         items = [{"params": items}]
     return [group for item in items for group in _with_manifold(item)]

@@ -76,7 +76,7 @@ def riemannian(
         raise ValueError(
             f"the step of this {kind.__name__} was replaced already: wrap the optimizer before building the scheduler"
         )
-    if tangent_state is None and not kind.__module__.startswith("torch.optim."):
+    if tangent_state is None and getattr(torch.optim, kind.__name__, None) is not kind:
         raise ValueError(
             f"{kind.__name__} is not one of torch's own optimizers: name the entries of its state that are "
             "combinations of gradients, as in tangent_state=('exp_avg',), or () if there are none"
@@ -95,7 +95,7 @@ def riemannian(
     }
     for group in optimizer.param_groups:
         _check(kind, frame, group)
-    optimizer.__class__ = _wrapped(kind)
+    optimizer.__class__ = _wrapped(kind)  # type: ignore[assignment, arg-type]
     optimizer.__dict__["_options"] = options
     optimizer._patch_step_function()
     return optimizer
@@ -132,7 +132,7 @@ class _Riemannian(torch.optim.Optimizer):
     _base: type[torch.optim.Optimizer]
     _options: dict[str, Any]
 
-    def step(self, closure: Callable[[], Any] | None = None) -> Any:  # type: ignore[override]
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
         loss = evaluate(closure)
         with torch.no_grad():
             self._step()
@@ -205,6 +205,6 @@ def _wrapped(base: type[torch.optim.Optimizer]) -> type[_Riemannian]:
 
 
 def _revive(base: type[torch.optim.Optimizer], options: dict[str, Any]) -> _Riemannian:
-    optimizer = object.__new__(_wrapped(base))
+    optimizer = object.__new__(_wrapped(base))  # type: ignore[arg-type]
     optimizer._options = options
     return optimizer

@@ -1,0 +1,193 @@
+"""What is accepted as ``params``, and what is refused by which message."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+from torch import nn
+
+from manopt_torch import ManifoldParameter, constrain, param_groups
+from manopt_torch.manifolds import SPD, Euclidean, Sphere, Stiefel
+from manopt_torch.optim import RiemannianAdam, RiemannianSGD
+
+
+def model() -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(constrain(nn.Linear(3, 5), "weight", Stiefel()), nn.Linear(5, 2))
+
+
+def manifolds(optimizer: torch.optim.Optimizer) -> list:
+    return [group["manifold"] for group in optimizer.param_groups]
+
+
+def test_a_module_means_its_param_groups():
+    net = model()
+    one, other = RiemannianSGD(net, lr=0.1), RiemannianSGD(param_groups(net), lr=0.1)
+    assert manifolds(one) == manifolds(other)
+    assert set(manifolds(one)) == {Stiefel(), Euclidean()}
+    ids = [[id(p) for p in group["params"]] for group in one.param_groups]
+    assert ids == [[id(p) for p in group["params"]] for group in other.param_groups]
+    assert sum(map(len, ids)) == len(list(net.parameters()))
+
+
+def test_a_list_of_manifold_parameters_is_grouped_by_manifold():
+    a, c = ManifoldParameter(Stiefel().random(4, 2), Stiefel()), ManifoldParameter(Stiefel().random(3, 2), Stiefel())
+    b = ManifoldParameter(Sphere().random(3), Sphere())
+    optimizer = RiemannianSGD([a, b, c], lr=0.1)
+    assert manifolds(optimizer) == [Stiefel(), Sphere()]
+    assert [len(group["params"]) for group in optimizer.param_groups] == [2, 1]
+    assert manifolds(RiemannianSGD(p for p in (a, b))) == [Stiefel(), Sphere()]
+
+
+def test_a_plain_tensor_never_steps_by_accident():
+    a, plain = ManifoldParameter(Stiefel().random(4, 2), Stiefel()), nn.Parameter(torch.randn(3))
+    for params in ([plain], [a, plain], model().parameters(), [{"params": [plain]}], plain):
+        with pytest.raises(TypeError, match=r"param_groups\(model\)"):
+            RiemannianSGD(params, lr=0.1)
+    optimizer = RiemannianSGD([a], lr=0.1)
+    with pytest.raises(TypeError, match=r"param_groups\(model\)"):
+        optimizer.add_param_group({"params": [plain]})
+    assert len(optimizer.param_groups) == 1
+
+
+def test_declared_and_grouped_manifold_must_agree():
+    a = ManifoldParameter(Stiefel().random(3, 3), Stiefel())
+    with pytest.raises(ValueError, match="was declared on"):
+        RiemannianSGD([{"params": [a], "manifold": Stiefel(metric="canonical")}])
+    with pytest.raises(TypeError, match="has no manifold"):
+        RiemannianSGD([{"params": [nn.Parameter(torch.eye(3))], "manifold": "Stiefel"}])
+    with pytest.raises(ValueError, match="view_for"):
+        RiemannianSGD([{"params": [nn.Parameter(torch.eye(3)[:2])], "manifold": Stiefel()}])
+
+
+def test_add_param_group():
+    a, b = (ManifoldParameter(M.random(3, 3), M) for M in (Stiefel(), SPD()))
+    optimizer = RiemannianAdam([a], lr=0.1)
+    optimizer.add_param_group({"params": b, "lr": 0.5})
+    assert manifolds(optimizer) == [Stiefel(), SPD()]
+    assert optimizer.param_groups[1]["lr"] == 0.5
+    with pytest.raises(ValueError, match="one manifold"):
+        RiemannianAdam([{"params": nn.Parameter(torch.ones(1)), "manifold": Euclidean()}]).add_param_group(
+            {"params": [a, b]}
+        )
+
+
+@pytest.mark.parametrize(
+    ("cls", "settings"),
+    [
+        (RiemannianSGD, {"lr": -1.0}),
+        (RiemannianSGD, {"lr": float("nan")}),
+        (RiemannianSGD, {"momentum": -0.1}),
+        (RiemannianSGD, {"weight_decay": -0.1}),
+        (RiemannianSGD, {"nesterov": True}),
+        (RiemannianSGD, {"nesterov": True, "momentum": 0.9, "dampening": 0.1}),
+        (RiemannianSGD, {"lr": torch.tensor([0.1, 0.2])}),
+        (RiemannianAdam, {"eps": -1.0}),
+        (RiemannianAdam, {"betas": (0.9, 1.0)}),
+        (RiemannianAdam, {"betas": (-0.1, 0.9)}),
+    ],
+)
+def test_settings_out_of_range(cls, settings):
+    with pytest.raises(ValueError, match="|".join(settings) + "|Nesterov"):
+        cls(model(), **settings)
+
+
+def test_state_dict_holds_plain_values_only(tmp_path):
+    net = model()
+    optimizer = RiemannianAdam(net, lr=0.1)
+    net(torch.randn(4, 3)).square().sum().backward()
+    optimizer.step()
+    torch.save(optimizer.state_dict(), tmp_path / "state.pt")
+    loaded = torch.load(tmp_path / "state.pt", weights_only=True)
+    assert [g["manifold"] for g in loaded["param_groups"]] == [repr(M) for M in manifolds(optimizer)]
+    assert manifolds(optimizer)[0] == Stiefel(), "the live groups keep their manifold"
+
+
+def test_loading_for_another_manifold():
+    def on(M):
+        return RiemannianSGD([ManifoldParameter(M.random(3, 3), M)], lr=0.1, momentum=0.9)
+
+    with pytest.raises(ValueError, match=r"saved for Stiefel\(\), and the optimizer's group is on SPD\(\)"):
+        on(SPD()).load_state_dict(on(Stiefel()).state_dict())
+    live = on(Stiefel(retraction="qr"))
+    with pytest.warns(UserWarning, match=r"saved for Stiefel\(\)"):
+        live.load_state_dict(on(Stiefel()).state_dict())
+    assert manifolds(live) == [Stiefel(retraction="qr")]
+    with pytest.raises(ValueError, match="different number of parameter groups"):
+        RiemannianSGD(model()).load_state_dict(on(Stiefel()).state_dict())
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.complex128])
+@pytest.mark.parametrize("torch_class", [torch.optim.Adam, torch.optim.AdamW])
+def test_a_torch_adam_state_is_taken_over(torch_class, dtype):
+    x = nn.Parameter(Stiefel().random(5, 3, dtype=dtype))
+    z = nn.Parameter(torch.randn(4, dtype=dtype))
+    theirs = torch_class([{"params": [x]}, {"params": [z]}], lr=0.01, amsgrad=True)
+    for _ in range(3):
+        x.grad, z.grad = torch.randn_like(x), torch.randn_like(z)
+        theirs.step()
+    with torch.no_grad():
+        x.copy_(Stiefel().nearest(x))
+    ours = RiemannianAdam([{"params": [x], "manifold": Stiefel()}, {"params": [z], "manifold": Euclidean()}], lr=1.0)
+    saved = copy.deepcopy(theirs.state_dict())
+    ours.load_state_dict(theirs.state_dict())
+    assert ours.param_groups[0]["lr"] == 0.01
+    assert ours.param_groups[0]["decoupled_weight_decay"] is (torch_class is torch.optim.AdamW)
+    state = ours.state[x]
+    torch.testing.assert_close(state["exp_avg"], Stiefel().project(x.detach(), saved["state"][0]["exp_avg"]))
+    squares = saved["state"][0]["exp_avg_sq"]
+    total = squares.real.sum() + (squares.imag.sum() if dtype.is_complex else 0)
+    torch.testing.assert_close(state["exp_avg_sq"], total)
+    assert state["step"] == 3
+    x.grad, z.grad = torch.randn_like(x), torch.randn_like(z)
+    twin = copy.deepcopy(theirs)
+    twin.param_groups[1]["params"][0].grad = z.grad.clone()
+    ours.step()
+    twin.step()
+    assert Stiefel().residual(x.detach()) < 1e-13
+    torch.testing.assert_close(z, twin.param_groups[1]["params"][0])
+    for key, value in saved["state"][0].items():
+        assert torch.equal(theirs.state[x][key], value), "the source keeps its own memory"
+
+
+def test_a_torch_sgd_state_with_and_without_momentum_is_taken_over():
+    for momentum in (0.0, 0.9):
+        x = nn.Parameter(Stiefel().random(5, 3, dtype=torch.float64))
+        theirs = torch.optim.SGD([x], lr=0.01, momentum=momentum)
+        x.grad = torch.randn_like(x)
+        theirs.step()
+        with torch.no_grad():
+            x.copy_(Stiefel().nearest(x))
+        ours = RiemannianSGD([{"params": [x], "manifold": Stiefel()}])
+        ours.load_state_dict(theirs.state_dict())
+        ours.step()
+        assert ours.param_groups[0]["momentum"] == momentum
+        assert Stiefel().residual(x.detach()) < 1e-13
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_state_of_half_precision_is_float32_and_resumes_exactly(dtype):
+    def start():
+        torch.manual_seed(1)
+        x = ManifoldParameter(Stiefel().random(6, 3, dtype=dtype), Stiefel())
+        return x, RiemannianAdam([x], lr=0.05)
+
+    def run(x, optimizer, steps):
+        for k in steps:
+            x.grad = torch.randn(6, 3, generator=torch.Generator().manual_seed(k)).to(dtype)
+            optimizer.step()
+
+    x, optimizer = start()
+    run(x, optimizer, range(5))
+    assert optimizer.state[x]["exp_avg"].dtype == torch.float32
+    y, resumed = start()
+    with torch.no_grad():
+        y.copy_(x)
+    resumed.load_state_dict(copy.deepcopy(optimizer.state_dict()))
+    run(x, optimizer, range(5, 20))
+    run(y, resumed, range(5, 20))
+    assert torch.equal(x, y)
+    assert x.isfinite().all()
+    assert Stiefel().residual(x.detach().float()) < 8 * torch.finfo(dtype).eps * 3
