@@ -19,14 +19,14 @@ entries of an orthogonal X grows like √n. NaN and inf are off. A float64 tenso
 from __future__ import annotations
 
 import fnmatch
-import functools
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Literal, NamedTuple, TypeVar, get_args, overload
 
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.module import (
+    _WrappedHook,  # a function bound to a module by weak reference, which copies and pickles with it
     register_module_module_registration_hook,
     register_module_parameter_registration_hook,
 )
@@ -117,11 +117,16 @@ def _fault(x: Tensor, manifold: Manifold, tol: float | None = None) -> str | Non
 
 
 def _random(manifold: Manifold, like: Tensor, generator: torch.Generator | None = None) -> Tensor:
-    """A random tensor of points with the shape, dtype and device of ``like``; drawn in float32 for half precision."""
+    """A random tensor of points with the shape, dtype and device of ``like``; half precision is drawn in float32."""
     if like.is_meta:
         return like
-    dtype = like.dtype if torch.finfo(like.dtype).bits > 16 else torch.float32
-    return manifold.random(*like.shape, dtype=dtype, device=like.device, generator=generator).to(like.dtype)
+    dtype = torch.promote_types(like.dtype, torch.float32)
+    point = manifold.random(*like.shape, dtype=dtype, device=like.device, generator=generator)
+    return point.to(like.dtype).contiguous()
+
+
+def _kind(argument: object) -> str:
+    return f"the class {argument.__name__}" if isinstance(argument, type) else type(argument).__name__
 
 
 # ------------------------------------------------------------------ the declaration as a tensor
@@ -180,7 +185,7 @@ class ManifoldParameter(nn.Parameter):
             on, value = data, torch.empty(tuple(manifold), dtype=dtype, device=device)
         else:
             raise TypeError(
-                f"got ({type(data).__name__}, {type(manifold).__name__}); write ManifoldParameter(tensor, manifold), "
+                f"got ({_kind(data)}, {_kind(manifold)}); write ManifoldParameter(tensor, manifold), "
                 "or ManifoldParameter(manifold, shape) for a random point"
             )
         _check_dtype(value.dtype, "data")
@@ -262,7 +267,7 @@ def _constrained(module: nn.Module) -> Iterator[tuple[str, nn.Parameter, _Slot]]
 def _write_slot(owner: nn.Module, leaf: str, slot: _Slot) -> None:
     vars(owner).setdefault("_slots", {})[leaf] = slot
     if hasattr(type(owner), "reset_parameters"):
-        vars(owner)["reset_parameters"] = functools.partial(_reset_parameters, owner)
+        vars(owner)["reset_parameters"] = _WrappedHook(_reset_parameters, owner)
 
 
 def _reset_parameters(module: nn.Module, *args: Any, **kwargs: Any) -> None:
@@ -291,8 +296,11 @@ def _guard_loading(module: nn.Module) -> bool:
 
 def _guards(module: nn.Module) -> list[int]:
     """Keys of our hooks among the module's."""
-    hooks = module._load_state_dict_pre_hooks
-    return [key for key, hook in hooks.items() if getattr(hook, "hook", None) is _check_before_load]
+    return [k for k, hook in module._load_state_dict_pre_hooks.items() if _is_ours(hook, _check_before_load)]
+
+
+def _is_ours(bound: Any, function: Callable[..., None]) -> bool:
+    return isinstance(bound, _WrappedHook) and bound.hook is function
 
 
 def _check_before_load(module: nn.Module, state_dict: dict[str, Any], prefix: str, *_: Any) -> None:
@@ -416,7 +424,7 @@ def constrain(
         return module
     if not isinstance(name, Mapping) or manifold is not None:
         raise TypeError(
-            f"got ({type(name).__name__}, {type(manifold).__name__}); write constrain(module, 'weight', manifold) or "
+            f"got ({_kind(name)}, {_kind(manifold)}); write constrain(module, 'weight', manifold) or "
             "constrain(model, {glob: manifold, ...})"
         )
     chosen: dict[str, Manifold] = {}
@@ -496,8 +504,7 @@ def release(module: AnyModule) -> AnyModule:
             if isinstance(parameter, ManifoldParameter):
                 parameter.__class__ = nn.Parameter  # type: ignore[assignment]  # in place: ties and optimizers hold on to it
                 del parameter.manifold
-        reset = vars(owner).get("reset_parameters")
-        if isinstance(reset, functools.partial) and reset.func is _reset_parameters:
+        if _is_ours(vars(owner).get("reset_parameters"), _reset_parameters):
             del vars(owner)["reset_parameters"]
         for key in _guards(owner):
             del owner._load_state_dict_pre_hooks[key]
