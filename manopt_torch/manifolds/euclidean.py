@@ -13,27 +13,16 @@ from manopt_torch.manifolds.base import Manifold
 
 @dataclasses.dataclass(frozen=True)
 class Euclidean(Manifold):
-    """Real or complex numbers with the ambient metric; ``event_dim = 0``, so a tensor is a batch of points.
+    """Real or complex numbers with the ambient metric; ``event_dim = 0``, so that a tensor is a batch of points.
 
-    ``R_x(u) = exp_x(u) = x + u``, ``log_x(y) = y − x``, ``dist(x, y) = |y − x|``; vectors are carried unchanged. An
-    optimizer is here the one of ``torch.optim``.
+    ``R_x(u) = exp_x(u) = x + u``, ``log_x(y) = y − x``, ``dist(x, y) = |y − x|``; vectors are carried unchanged. Here
+    an optimizer is the one of ``torch.optim``.
     """
 
-    @property
-    def event_dim(self) -> int:
-        return 0
-
-    @property
-    def event_shapes(self) -> tuple[tuple[int, ...], ...]:
-        return ((),)
-
-    @property
-    def second_order(self) -> bool:
-        return True
-
-    @property
-    def isometric(self) -> bool:
-        return True
+    event_dim = 0
+    event_shapes = ((),)
+    second_order = True
+    isometric = True
 
     def dim(self, *shape: int, dtype: torch.dtype | None = None) -> int:
         dtype = torch.get_default_dtype() if dtype is None else dtype
@@ -55,7 +44,7 @@ class Euclidean(Manifold):
         device: torch.device | str | None = None,
         generator: torch.Generator | None = None,
     ) -> Tensor:
-        """Standard normal numbers (a complex one has E|z|² = 1), for want of a uniform distribution."""
+        """Standard normal numbers (complex: E|z|² = 1), for want of a uniform distribution."""
         return torch.randn(shape, dtype=dtype, device=device, generator=generator)
 
     def move(self, x: Tensor, u: Tensor, *vs: Tensor) -> tuple[Tensor, ...]:

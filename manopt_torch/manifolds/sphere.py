@@ -22,55 +22,38 @@ def _length(a: Tensor) -> Tensor:
     """``‖a‖`` over the last dimension, which is kept, with derivative zero at zero: (*B, n) -> (*B, 1), real."""
     square = _dot(a, a)
     positive = square > 0
-    return torch.where(positive, torch.where(positive, square, 1).sqrt(), 0)
+    return torch.where(positive, torch.where(positive, square, 1).sqrt(), square)
 
 
-def _sin_and_versine(q: Tensor) -> tuple[Tensor, Tensor]:
-    """``sin θ/θ`` and ``(1 − cos θ)/θ²`` as smooth functions of q = θ²; power series for q < 1/4."""
+def _sinc(q: Tensor) -> Tensor:
+    """``sin θ/θ`` as a smooth function of q = θ² ≥ 0; its power series up to q = 1/4."""
     small = q < 0.25
-    t = torch.where(small, q, 0)
-    s, k = torch.zeros_like(t), torch.zeros_like(t)
-    for j in range(6, -1, -1):
-        s = 1 / math.factorial(2 * j + 1) - t * s
-        k = 1 / math.factorial(2 * j + 2) - t * k
-    q = torch.where(small, 1, q)
-    angle = q.sqrt()
-    return torch.where(small, s, angle.sin() / angle), torch.where(small, k, 2 * (angle / 2).sin() ** 2 / q)
+    t, angle = torch.where(small, q, 0), torch.where(small, 1, q).sqrt()
+    series = torch.ones_like(q)
+    for j in range(7, 0, -1):
+        series = 1 - series * t / (2 * j * (2 * j + 1))
+    return torch.where(small, series, angle.sin() / angle)
 
 
 @dataclasses.dataclass(frozen=True)
 class Sphere(Manifold):
-    """Unit vectors ``{x : ‖x‖ = 1}`` with the ambient metric: S^{n−1} for real, S^{2n−1} for complex tensors.
+    """Unit vectors ``{x : ‖x‖ = 1}``, shape (*B, n), ambient metric: S^{n−1} for real, S^{2n−1} for complex tensors.
 
-    Shape (*B, n). With θ = ‖u‖, both retractions run along the great circle of ``u``:
-
-    * ``"exp"``: ``cos θ x + (sin θ/θ) u``, the geodesic itself; ``"projection"``: ``(x + u)/‖x + u‖``, which turns by
-      arctan θ. The result is normalised, so that nothing drifts.
-    * ``move`` is parallel transport along that great circle, an isometry.
-    * ``dist(x, y) = 2 atan2(‖x − y‖, ‖x + y‖)``, exact for small angles and near π.
-    * ``log(x, y)`` of antipodes has length π and an arbitrary but fixed direction (real n = 1 has none: NaN).
+    * ``retraction``, with θ = ‖u‖: ``"exp"``, the geodesic ``cos θ x + (sin θ/θ) u``, or ``"projection"``,
+      ``(x + u)/‖x + u‖``. Both turn x in the plane of x and u, by θ and by arctan θ; the result is normalised, so that
+      rounding errors do not add up. ``move`` is parallel transport along that great circle, an isometry.
+    * ``dist(x, y) = 2 atan2(‖x − y‖, ‖x + y‖)``, precise at any angle, 0 and π included.
+    * ``log`` of antipodes has length π and an arbitrary, fixed direction (real n = 1 has no direction: NaN).
     * ``nearest(z) = z/‖z‖``; every point is nearest to z = 0, and the first basis vector is returned.
     """
 
     retraction: Literal["exp", "projection"] = "exp"
 
     constant_norm = True
-
-    @property
-    def event_dim(self) -> int:
-        return 1
-
-    @property
-    def event_shapes(self) -> tuple[tuple[int, ...], ...]:
-        return ((2,), (3,), (10,))
-
-    @property
-    def second_order(self) -> bool:
-        return True
-
-    @property
-    def isometric(self) -> bool:
-        return True
+    event_dim = 1
+    event_shapes = ((2,), (3,), (10,))
+    second_order = True
+    isometric = True
 
     def dim(self, *shape: int, dtype: torch.dtype | None = None) -> int:
         self.check_shape(shape)
@@ -93,18 +76,14 @@ class Sphere(Manifold):
         device: torch.device | str | None = None,
         generator: torch.Generator | None = None,
     ) -> Tensor:
-        """Uniform on the sphere: a Gaussian vector, normalised."""
+        """Uniform: a Gaussian vector, normalised."""
         self.check_shape(shape)
         return self.nearest(torch.randn(shape, dtype=dtype, device=device, generator=generator))
 
     def move(self, x: Tensor, u: Tensor, *vs: Tensor) -> tuple[Tensor, ...]:
-        return self._turn(x, u, vs, self.retraction)
-
-    def _turn(self, x: Tensor, u: Tensor, vs: tuple[Tensor, ...], retraction: str) -> tuple[Tensor, ...]:
-        """Turn x by φ in the plane of x and u: s = sin φ/θ, k = (1 − cos φ)/θ²."""
         q = _dot(u, u)
-        if retraction == "exp":
-            s, k = _sin_and_versine(q)
+        if self.retraction == "exp":  # s = sin φ/θ and k = (1 − cos φ)/θ², φ the angle of the turn
+            s, k = _sinc(q), _sinc(q / 4) ** 2 / 2
         else:
             s = (1 + q).rsqrt()
             k = s * s / (1 + s)
@@ -114,24 +93,23 @@ class Sphere(Manifold):
 
     def nearest(self, z: Tensor) -> Tensor:
         scale = z.detach().abs().amax(-1, keepdim=True)
-        z = torch.where(scale == 0, torch.eye(1, z.shape[-1], dtype=z.dtype, device=z.device)[0], z / scale)
+        first = torch.eye(1, z.shape[-1], dtype=z.dtype, device=z.device)[0]
+        z = torch.where(scale == 0, first, z / torch.where(scale == 0, 1, scale))
         return z / _length(z)
 
     def exp(self, x: Tensor, u: Tensor) -> Tensor:
-        return self._turn(x, u, (), "exp")[0]
+        return Sphere("exp").retract(x, u)
 
     def log(self, x: Tensor, y: Tensor) -> Tensor:
-        chord, antichord = _dot(y - x, y - x), _dot(y + x, y + x)
-        u = self.project(x, torch.where(chord <= antichord, y - x, y + x))  # the difference that loses no digits
-        m = chord / 4  # sin²(θ/2)
-        small = m < 0.02
-        t, series = torch.where(small, m, 0), torch.ones_like(m)
-        for j in range(9, 0, -1):  # θ/sin θ = Σ (2m)ʲ j!/(2j+1)!!
-            series = 1 + series * t * (2 * j / (2 * j + 1))
-        towards = 1j * x if x.is_complex() else torch.nn.functional.one_hot(x.abs().argmin(-1), x.shape[-1]).to(x.dtype)
-        far = torch.where(small | (_dot(u, u) == 0), self.project(x, towards), u)
-        far = far * (self.dist(x, y)[..., None] / torch.where(small, 1, _length(far)))
-        return torch.where(small, u * series, far)
+        near = _dot(y - x, y - x) <= _dot(y + x, y + x)
+        u = self.project(x, torch.where(near, y - x, y + x))  # the difference of the two that loses no digits
+        across = (
+            1j * x if x.is_complex() else (torch.arange(x.shape[-1], device=x.device) == x.abs().argmin(-1, True)) * 1
+        )
+        u = torch.where(near | (u != 0).any(-1, keepdim=True), u, self.project(x, across))
+        angle = self.dist(x, y)[..., None]
+        length = torch.where(near, _sinc(angle**2), _length(u) / torch.where(near, 1, angle))
+        return u / length
 
     def dist(self, x: Tensor, y: Tensor) -> Tensor:
         return 2 * torch.atan2(_length(y - x), _length(y + x))[..., 0]

@@ -9,58 +9,44 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from manopt_torch import linalg
+from manopt_torch import linalg, orthonormal
 from manopt_torch.manifolds.base import Manifold
 
 
 @dataclasses.dataclass(frozen=True)
 class Unitary(Manifold):
-    """O(n) = {X : XᵀX = I} for real and U(n) = {X : XᴴX = I} for complex tensors, with the Frobenius metric.
+    """O(n) = {X : XᵀX = I} for real, U(n) = {X : XᴴX = I} for complex tensors (*B, n, n), with the Frobenius metric.
 
-    Shape (*B, n, n). ``retraction`` is ``"exp"``, ``X expm(XᴴU)``, which is the geodesic, or ``"cayley"``,
-    ``(I − W/2)⁻¹(I + W/2) X`` with ``W = U Xᴴ``; both are followed by ``polish`` Newton-Schulz steps
-    ``X ← X(3I − XᴴX)/2``, so that rounding errors do not add up. ``move`` multiplies carried vectors by a unitary
-    matrix, an isometry.
+    * ``retraction``: ``"cayley"``, ``(I − W/2)⁻¹(I + W/2) X`` with ``W = U Xᴴ``, or ``"exp"``, the geodesic
+      ``X expm(XᴴU)``. ``polish`` Newton-Schulz steps ``X ← X(3I − XᴴX)/2`` follow, lest rounding errors add up.
+    * ``move`` multiplies the carried vectors by the same unitary matrix as the point, an isometry.
+    * ``log(x, y)`` is ``X log(XᴴY)``, principal. No curve joins the two components det = ±1 of O(n): between them
+      ``log`` and ``dist`` are NaN.
 
-    A step of an SGD of learning rate lr is ``(I + λ/2 A)⁻¹(I − λ/2 A) X``, A = G Xᴴ − X Gᴴ, with λ = lr/2: the
-    Frobenius metric is twice the canonical one (Wisdom et al. 2016, full-capacity unitary RNN).
-
-    ``log`` is ``X log(XᴴY)``, principal. O(n) has two components, det = ±1, that no curve joins: ``log`` and
-    ``dist`` of points in different ones are NaN.
+    An SGD step of length lr is the Cayley step ``(I + λ/2 A)⁻¹(I − λ/2 A) X``, ``A = G Xᴴ − X Gᴴ``, of the
+    full-capacity unitary RNN (Wisdom et al. 2016) with λ = lr/2: the Frobenius metric is twice the canonical one.
     """
 
     retraction: Literal["cayley", "exp"] = "cayley"
     polish: int = 1
 
     constant_norm = True
-
-    @property
-    def event_dim(self) -> int:
-        return 2
-
-    @property
-    def event_shapes(self) -> tuple[tuple[int, ...], ...]:
-        return ((1, 1), (2, 2), (3, 3), (6, 6))
-
-    @property
-    def second_order(self) -> bool:
-        return True
-
-    @property
-    def isometric(self) -> bool:
-        return True
+    event_dim = 2
+    event_shapes = ((1, 1), (2, 2), (3, 3), (6, 6))
+    second_order = True
+    isometric = True
 
     def check_shape(self, shape: tuple[int, ...]) -> None:
         super().check_shape(shape)
         if shape[-1] != shape[-2]:
             raise ValueError(
-                f"{self!r} needs square matrices, got shape {tuple(shape)}; write Stiefel() for rectangular ones"
+                f"{self!r} needs square matrices, got shape {tuple(shape)}; Stiefel() is the one for other shapes"
             )
 
     def dim(self, *shape: int, dtype: torch.dtype | None = None) -> int:
         self.check_shape(shape)
-        n = shape[-1]
         dtype = torch.get_default_dtype() if dtype is None else dtype
+        n = shape[-1]
         return math.prod(shape[:-2]) * (n * n if dtype.is_complex else n * (n - 1) // 2)
 
     def project(self, x: Tensor, v: Tensor) -> Tensor:
@@ -70,8 +56,7 @@ class Unitary(Manifold):
         return self.move(x, u)[0]
 
     def residual(self, x: Tensor) -> Tensor:
-        eye = torch.eye(x.shape[-1], dtype=x.dtype, device=x.device)
-        return torch.linalg.matrix_norm(x.mH @ x - eye)
+        return orthonormal.residual(x)
 
     def random(
         self,
@@ -80,29 +65,21 @@ class Unitary(Manifold):
         device: torch.device | str | None = None,
         generator: torch.Generator | None = None,
     ) -> Tensor:
-        """Haar-distributed: Q of a Gaussian matrix, R with positive diagonal (Mezzadri 2007)."""
         self.check_shape(shape)
-        dtype = torch.get_default_dtype() if dtype is None else dtype
-        wide = torch.promote_types(dtype, torch.float32)
-        gaussian = torch.randn(shape, dtype=wide, device=device, generator=generator)
-        return linalg.qr_positive(gaussian)[0].to(dtype)
+        return orthonormal.haar(shape, dtype, device, generator)
 
     def move(self, x: Tensor, u: Tensor, *vs: Tensor) -> tuple[Tensor, ...]:
         if self.retraction == "cayley":
             return linalg.cayley(x, u, *vs, polish=self.polish)
-        e = linalg.expm_skew(linalg.skew(x.mH @ u))
-        y = linalg.newton_schulz(x @ e, self.polish)
-        return (linalg.keep_zero_steps(x, u, y, 2), *(v @ e for v in vs))
+        turn = linalg.expm_skew(linalg.skew(x.mH @ u))
+        y = linalg.newton_schulz(x @ turn, self.polish)
+        return (linalg.keep_zero_steps(x, u, y, 2), *(v @ turn for v in vs))
 
     def nearest(self, z: Tensor) -> Tensor:
         return linalg.polar(z)
 
     def exp(self, x: Tensor, u: Tensor) -> Tensor:
-        return x @ linalg.expm_skew(linalg.skew(x.mH @ u))
+        return orthonormal.exp(x, u, 0.5, self.polish)
 
     def log(self, x: Tensor, y: Tensor) -> Tensor:
-        q = x.mH @ y
-        u = x @ linalg.log_unitary(q)
-        if q.is_complex():
-            return u
-        return torch.where((torch.linalg.det(q.detach()) < 0)[..., None, None], math.nan, u)
+        return orthonormal.log(x, y, 0.5)

@@ -1,10 +1,11 @@
-"""The same manifold seen in another layout: wide matrices and convolution kernels."""
+"""The same manifold in another layout: wide matrices and convolution kernels."""
 
 from __future__ import annotations
 
 import dataclasses
 import math
-from typing import Literal
+from collections.abc import Callable
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -12,18 +13,34 @@ from torch import Tensor
 from manopt_torch.manifolds.base import Manifold
 
 
+def _points(name: str) -> Callable[..., Any]:
+    """Method ``name`` of the base, whose results have the layout of its arguments."""
+
+    def method(self: View, x: Tensor, *others: Tensor) -> Any:
+        out = getattr(self.base, name)(self._seen(x), *map(self._seen, others))
+        back = tuple(self._back(x.shape, y) for y in (out if isinstance(out, tuple) else (out,)))
+        return back if isinstance(out, tuple) else back[0]
+
+    return method
+
+
+def _numbers(name: str) -> Callable[..., Tensor]:
+    """Method ``name`` of the base, whose result is a number per point."""
+    return lambda self, *tensors: getattr(self.base, name)(*map(self._seen, tensors))
+
+
 @dataclasses.dataclass(frozen=True)
 class View(Manifold):
     """``base`` on tensors that are laid out differently from its points.
 
-    * ``View(Stiefel(), "transpose")``: (*B, p, n) whose transpose is a point of ``base``; a wide weight with
+    * ``View(Stiefel(), "transpose")``: (*B, p, n), whose transposes are points of ``base``: wide weights with
       orthonormal rows.
-    * ``View(Stiefel(), "flatten", ndim=4)``: a kernel (out, in/groups, kh, kw) read as the matrix
-      (out, in/groups·kh·kw); in general the last of the ``ndim`` event dimensions are flattened into one.
+    * ``View(Stiefel(), "flatten", ndim=4)``: kernels (*B, out, in/groups, kh, kw) read as matrices
+      (*B, out, in/groups·kh·kw); in general the last of the ``ndim`` event dimensions are flattened into one.
 
-    One goes into the other: ``View(View(Stiefel(), "transpose"), "flatten", ndim=4)`` is the kernel whose matrix has
-    orthonormal rows; :func:`view_for` writes these. A layout is an isometry of the ambient space, so that every
-    function is the one of ``base``.
+    One goes into the other: ``View(View(Stiefel(), "transpose"), "flatten", ndim=4)`` is a kernel whose matrix has
+    orthonormal rows; :func:`view_for` writes these. A change of layout is an isometry of the ambient space, so that
+    every function is the one of ``base``.
     """
 
     base: Manifold
@@ -31,12 +48,18 @@ class View(Manifold):
     ndim: int | None = None
 
     def __post_init__(self) -> None:
-        if self.op == "transpose" and (self.base.event_dim != 2 or self.ndim is not None):
-            raise ValueError(f'"transpose" needs a manifold of matrices and no ndim, got {self!r}')
-        if self.op == "flatten" and (self.ndim is None or not 0 < self.base.event_dim <= self.ndim):
+        super().__post_init__()
+        if (self.op == "flatten") != (self.ndim is not None):
             raise ValueError(
-                f'"flatten" needs ndim >= the event_dim of the manifold, which must not be 0; got {self!r}'
+                f'"flatten" needs ndim, the number of event dimensions, and "transpose" none; got {self!r}'
             )
+        if self.base.event_dim not in ((2,) if self.ndim is None else range(1, self.ndim + 1)):
+            raise ValueError(f"{self.base!r} has points of {self.base.event_dim} dimensions, which do not fit {self!r}")
+
+    constant_norm = property(lambda self: self.base.constant_norm)
+    second_order = property(lambda self: self.base.second_order)
+    isometric = property(lambda self: self.base.isometric)
+    step_limit = property(lambda self: self.base.step_limit)
 
     @property
     def event_dim(self) -> int:
@@ -46,63 +69,28 @@ class View(Manifold):
     def event_shapes(self) -> tuple[tuple[int, ...], ...]:
         if self.ndim is None:
             return tuple((p, n) for n, p in self.base.event_shapes)
-        shapes = []
-        for *kept, last in self.base.event_shapes:
-            factor = next((k for k in range(2, last) if last % k == 0), 1)
-            tail = (last // factor, factor, *(1,) * self.ndim)
-            shapes.append((*kept, *tail)[: self.ndim])
-        return tuple(s for s in shapes if math.prod(s))
+        ones, kept = (1,) * (self.ndim - self.base.event_dim), self.base.event_dim - 1
+        return tuple((*s[:kept], *ones, *s[kept:]) for s in self.base.event_shapes)
 
-    @property
-    def constant_norm(self) -> bool:  # type: ignore[override]
-        return self.base.constant_norm
+    def _kept(self, shape: tuple[int, ...]) -> int:
+        """Number of leading dimensions that flattening leaves alone."""
+        return len(shape) - self.event_dim + self.base.event_dim - 1
 
-    @property
-    def second_order(self) -> bool:
-        return self.base.second_order
+    def _seen(self, t: Tensor) -> Tensor:
+        return t.mT if self.ndim is None else t.flatten(self._kept(t.shape))
 
-    @property
-    def isometric(self) -> bool:
-        return self.base.isometric
-
-    @property
-    def step_limit(self) -> float:
-        return self.base.step_limit
+    def _back(self, shape: tuple[int, ...], t: Tensor) -> Tensor:
+        return t.mT if self.ndim is None else t.unflatten(-1, shape[self._kept(shape) :])
 
     def _base_shape(self, shape: tuple[int, ...]) -> tuple[int, ...]:
-        """(*B, *S) in the layout of ``base``."""
-        if self.ndim is None:
-            return (*shape[:-2], shape[-1], shape[-2])
-        kept = len(shape) - self.ndim + self.base.event_dim - 1
-        return (*shape[:kept], math.prod(shape[kept:]))
-
-    def _to(self, *tensors: Tensor) -> list[Tensor]:
-        if self.ndim is None:
-            return [t.mT for t in tensors]
-        return [t.flatten(t.dim() - self.ndim + self.base.event_dim - 1) for t in tensors]
-
-    def _from(self, shape: tuple[int, ...], t: Tensor) -> Tensor:
-        """``t`` back in the layout of tensors of this ``shape``."""
-        if self.ndim is None:
-            return t.mT
-        return t.unflatten(-1, shape[len(shape) - self.ndim + self.base.event_dim - 1 :])
+        super().check_shape(shape)
+        return tuple(self._seen(torch.empty(shape, device="meta")).shape)
 
     def check_shape(self, shape: tuple[int, ...]) -> None:
-        super().check_shape(shape)
         self.base.check_shape(self._base_shape(shape))
 
     def dim(self, *shape: int, dtype: torch.dtype | None = None) -> int:
-        self.check_shape(shape)
         return self.base.dim(*self._base_shape(shape), dtype=dtype)
-
-    def project(self, x: Tensor, v: Tensor) -> Tensor:
-        return self._from(x.shape, self.base.project(*self._to(x, v)))
-
-    def retract(self, x: Tensor, u: Tensor) -> Tensor:
-        return self._from(x.shape, self.base.retract(*self._to(x, u)))
-
-    def residual(self, x: Tensor) -> Tensor:
-        return self.base.residual(*self._to(x))
 
     def random(
         self,
@@ -111,58 +99,36 @@ class View(Manifold):
         device: torch.device | str | None = None,
         generator: torch.Generator | None = None,
     ) -> Tensor:
-        self.check_shape(shape)
         x = self.base.random(*self._base_shape(shape), dtype=dtype, device=device, generator=generator)
-        return self._from(shape, x).contiguous()
-
-    def rgrad(self, x: Tensor, g: Tensor) -> Tensor:
-        return self._from(x.shape, self.base.rgrad(*self._to(x, g)))
-
-    def inner(self, x: Tensor, u: Tensor, v: Tensor) -> Tensor:
-        return self.base.inner(*self._to(x, u, v))
-
-    def norm(self, x: Tensor, u: Tensor) -> Tensor:
-        return self.base.norm(*self._to(x, u))
-
-    def move(self, x: Tensor, u: Tensor, *vs: Tensor) -> tuple[Tensor, ...]:
-        return tuple(self._from(x.shape, t) for t in self.base.move(*self._to(x, u, *vs)))
+        return self._back(shape, x).contiguous()
 
     def nearest(self, z: Tensor) -> Tensor:
-        return self._from(z.shape, self.base.nearest(*self._to(z)))
+        return self._back(z.shape, self.base.nearest(self._seen(z))).contiguous()
 
-    def exp(self, x: Tensor, u: Tensor) -> Tensor:
-        return self._from(x.shape, self.base.exp(*self._to(x, u)))
-
-    def log(self, x: Tensor, y: Tensor) -> Tensor:
-        return self._from(x.shape, self.base.log(*self._to(x, y)))
-
-    def dist(self, x: Tensor, y: Tensor) -> Tensor:
-        return self.base.dist(*self._to(x, y))
+    project, rgrad, retract, move, exp, log = map(_points, ("project", "rgrad", "retract", "move", "exp", "log"))
+    residual, inner, norm, dist = map(_numbers, ("residual", "inner", "norm", "dist"))
 
 
 def view_for(manifold: Manifold, shape: tuple[int, ...], *, batch_dims: int = 0) -> Manifold:
-    """``manifold``, or the :class:`View` of it, that fits one tensor of this ``shape``.
+    """``manifold``, or the :class:`View` of it, that fits tensors of this ``shape``.
 
-    ``shape`` is that of one point, behind ``batch_dims`` leading batch dimensions. A manifold of matrices takes more
+    ``shape`` is that of one point, behind ``batch_dims`` leading batch dimensions. A manifold of matrices reads more
     than two dimensions as a convolution kernel (out, in/groups, *kernel_size), flattened to
-    (out, in/groups·∏kernel_size): a stack of matrices needs ``batch_dims=1``. A matrix that fits only transposed is seen transposed. Manifolds of numbers and
-    of vectors take any shape as it is.
+    (out, in/groups·∏kernel_size): a stack of matrices needs ``batch_dims=1``. A matrix that fits only transposed is
+    seen transposed. Manifolds of numbers and of vectors take any shape as it is.
 
     Raises ``ValueError`` if nothing fits.
     """
     shape, ndim = tuple(shape), len(shape) - batch_dims
     flatten = manifold.event_dim == 2 and ndim > 2
-    matrix = (*shape[: batch_dims + 1], math.prod(shape[batch_dims + 1 :])) if flatten else shape
-    try:
-        manifold.check_shape(matrix)
-    except ValueError as error:
-        if manifold.event_dim != 2 or ndim < 2:
-            raise
-        seen: Manifold = View(manifold, "transpose")
+    seen = (*shape[: batch_dims + 1], math.prod(shape[batch_dims + 1 :])) if flatten else shape
+    candidates = [manifold, View(manifold, "transpose")] if manifold.event_dim == 2 else [manifold]
+    refusals = []
+    for candidate in candidates:
         try:
-            seen.check_shape(matrix)
-        except ValueError:
-            raise ValueError(f"no view of {manifold!r} fits shape {shape}: {error}") from error
-    else:
-        seen = manifold
-    return View(seen, "flatten", ndim=ndim) if flatten else seen
+            candidate.check_shape(seen)
+        except ValueError as refusal:
+            refusals.append(str(refusal))
+        else:
+            return View(candidate, "flatten", ndim=ndim) if flatten else candidate
+    raise ValueError(f"no view of {manifold!r} fits shape {shape}: {'; '.join(refusals)}")
