@@ -33,7 +33,7 @@ BOUND = 1e-5
 LENGTHS = (1e-3, 1e-2, 1e-1, 1.0)
 SIZES = (8, 16, 32, 64, 128)
 LARGE = 256  # with the first and the last length only
-POLISH_FREE = (32, 128)  # sizes at which polish=0 is run too
+POLISH_FREE = (64,)  # sizes at which polish=0 is run too
 TO_OPTIMUM = 400  # steps of phase two
 POWER_ITERATIONS = 8  # spectral norms from below: steps are a few percent longer than they say, never shorter
 

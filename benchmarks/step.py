@@ -55,7 +55,7 @@ CASES = {
 TURN = 5  # steps before the next contestant has its turn
 WARM_UP = 3  # first steps of the first turn: run, not timed
 PROBED_FROM = 1000  # rows from which on a peer must first show, in a process of its own, that it can be waited for
-PROBE_SECONDS = 45.0  # for import, construction and two steps
+PROBE_SECONDS = 30.0  # for import, construction and two steps
 
 
 class Contestant(NamedTuple):
