@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import copy
 import functools
+import inspect
 from collections import defaultdict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any, Literal, TypeVar
 
 import torch
@@ -13,8 +14,8 @@ from torch import Tensor
 
 from manopt_torch.manifolds import Euclidean, Manifold
 from manopt_torch.optim.base import evaluate
-from manopt_torch.optim.groups import Group, as_groups, describe, with_live_manifolds, with_manifold_names
-from manopt_torch.parameter import ManifoldParameter
+from manopt_torch.optim.groups import Group, as_groups, with_live_manifolds, with_manifold_names
+from manopt_torch.optim.refusals import refuse_group, refuse_optimizer
 from manopt_torch.precision import widen
 from manopt_torch.storage import partition, shard_like, stack, write
 
@@ -22,13 +23,6 @@ Opt = TypeVar("Opt", bound=torch.optim.Optimizer)
 
 #: state of torch's own optimizers that is a combination of gradients, and therefore a tangent vector
 FIRST_MOMENTS = ("momentum_buffer", "exp_avg", "prev")
-#: optimizers that no choice of ``frame`` makes Riemannian
-REFUSED: Mapping[type[torch.optim.Optimizer], str] = {
-    torch.optim.LBFGS: "it evaluates several points in one step",
-    torch.optim.ASGD: "it averages points, and an average leaves the manifold",
-    torch.optim.Adafactor: "it scales its step by |p|, and factors the gradient by rows and columns of the embedding",
-    torch.optim.SparseAdam: "it takes sparse gradients only",
-}
 
 
 def riemannian(
@@ -67,63 +61,20 @@ def riemannian(
         TypeError: if no group names a manifold, or a ``ManifoldParameter`` is in a group without one.
     """
     kind = type(optimizer)
-    for refused, reason in REFUSED.items():
-        if isinstance(optimizer, refused):
-            raise ValueError(f"{kind.__name__} cannot be made Riemannian: {reason}")
-    if isinstance(optimizer, _Riemannian):
-        raise ValueError(f"this {kind.__name__} is Riemannian already")
-    if "step" in optimizer.__dict__:
-        raise ValueError(
-            f"the step of this {kind.__name__} was replaced already: wrap the optimizer before building the scheduler"
-        )
-    if tangent_state is None and getattr(torch.optim, kind.__name__, None) is not kind:
-        raise ValueError(
-            f"{kind.__name__} is not one of torch's own optimizers: name the entries of its state that are "
-            "combinations of gradients, as in tangent_state=('exp_avg',), or () if there are none"
-        )
-    if frame not in ("tangent", "ambient"):
-        raise ValueError(f"frame must be 'tangent' or 'ambient', got {frame!r}")
-    if not any("manifold" in group for group in optimizer.param_groups):
-        raise TypeError(
-            f"no group of this {kind.__name__} names a manifold: build it with param_groups(model) instead of "
-            "model.parameters()"
-        )
+    if issubclass(kind, _Riemannian):
+        raise ValueError(f"{kind.__name__} is Riemannian already")
+    refuse_optimizer(optimizer, frame, tangent_state)
+    for group in optimizer.param_groups:
+        refuse_group(kind.__name__, frame, group)
     options = {
         "frame": frame,
         "tangent_state": FIRST_MOMENTS if tangent_state is None else tangent_state,
         "snapshot": snapshot,
     }
-    for group in optimizer.param_groups:
-        _check(kind, frame, group)
     optimizer.__class__ = _wrapped(kind)  # type: ignore[assignment, arg-type]
     optimizer.__dict__["_options"] = options
     optimizer._patch_step_function()
     return optimizer
-
-
-def _check(kind: type, frame: str, group: Group) -> None:
-    """Refuse settings whose meaning is lost on a manifold; settings change between steps, so every step asks."""
-    manifold = group.get("manifold")
-    if manifold is None:
-        params = group["params"]
-        for p in [params] if isinstance(params, Tensor) else params:
-            if isinstance(p, ManifoldParameter):
-                raise TypeError(
-                    f"{describe(p)} on {p.manifold!r} is in a group without a manifold: use param_groups(model)"
-                )
-    elif not isinstance(manifold, Euclidean):
-        if group.get("weight_decay") and not manifold.constant_norm:
-            raise ValueError(
-                f"weight_decay={group['weight_decay']} of {kind.__name__} would be ignored on {manifold!r}: give its "
-                "group weight_decay=0, and add the penalty you mean to the loss"
-            )
-        if group.get("centered") and frame == "tangent":
-            raise ValueError(
-                f"centered=True of {kind.__name__} subtracts the square of a mean gradient entry by entry, which fails "
-                "once the mean has been carried to another point: use frame='ambient' or centered=False"
-            )
-        if group.get("differentiable"):
-            raise ValueError(f"differentiable=True of {kind.__name__} is not supported on {manifold!r}")
 
 
 class _Riemannian(torch.optim.Optimizer):
@@ -134,22 +85,23 @@ class _Riemannian(torch.optim.Optimizer):
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         loss = evaluate(closure)
-        with torch.no_grad():
-            self._step()
+        self._step()
         return loss
 
+    @torch.no_grad()
     def _step(self) -> None:
-        base_step: Any = self._base.step
-        if getattr(base_step, "hooked", False):  # torch wraps step to run the user's hooks; they run once, outside
-            base_step = base_step.__wrapped__
+        # torch wraps step to run the user's hooks; they run once, around our own
+        base_step = inspect.unwrap(self._base.step, stop=lambda f: not getattr(f, "hooked", False))
         tangent = self._options["frame"] == "tangent"
         stacks = []
         for group in self.param_groups:
-            _check(self._base, self._options["frame"], group)
+            refuse_group(self._base.__name__, self._options["frame"], group)
             M = group.get("manifold", Euclidean())
             if not isinstance(M, Euclidean):
-                live = [p for p in group["params"] if p.grad is not None]
-                stacks += [(M, params, widen(stack(params)).clone()) for params in partition(M, live)]
+                stacks += [
+                    (M, params, widen(stack(params)).clone())
+                    for params in partition(M, [p for p in group["params"] if p.grad is not None])
+                ]
         grads = [[p.grad for p in params] for _, params, _ in stacks]
         shown = [M.rgrad(x, widen(stack(g))) for (M, _, x), g in zip(stacks, grads, strict=True) if tangent]
         before = {p: copy.deepcopy(s) for p, s in self.state.items()} if self._options["snapshot"] else None
@@ -186,7 +138,7 @@ class _Riemannian(torch.optim.Optimizer):
 
     def add_param_group(self, param_group: Group) -> None:
         group = as_groups([param_group])[0] if "manifold" in param_group else param_group
-        _check(self._base, self._options["frame"], {**self.defaults, **group})
+        refuse_group(self._base.__name__, self._options["frame"], {**self.defaults, **group})
         super().add_param_group(group)
 
     def state_dict(self) -> dict[str, Any]:
