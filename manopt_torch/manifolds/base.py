@@ -96,18 +96,18 @@ class Manifold(abc.ABC):
             raise ValueError(f"{self!r} needs at least {self.event_dim} dimension(s), got shape {tuple(shape)}")
 
     def dim(self, *shape: int, dtype: torch.dtype | None = None) -> int:
-        """Real dimension of the manifold of tensors of shape ``(*B, *S)``; a complex ``dtype`` counts both parts.
+        """Real dimension of the manifold of tensors of shape ``(*B, *S)``; a complex ``dtype`` counts both parts,
+        and None means real.
 
         The default is the trace of the tangent projection at a random point, in double precision.
         """
         self.check_shape(shape)
-        dtype = torch.get_default_dtype() if dtype is None else dtype
-        wide = torch.complex128 if dtype.is_complex else torch.float64
+        wide = torch.complex128 if dtype is not None and dtype.is_complex else torch.float64
         batch, event = shape[: len(shape) - self.event_dim], shape[len(shape) - self.event_dim :]
         size = math.prod(event)
         x = self.random(*event, dtype=wide, generator=torch.Generator().manual_seed(0))
         basis = torch.eye(size, dtype=wide).reshape(size, *event)
-        if dtype.is_complex:
+        if wide.is_complex:
             basis = torch.cat([basis, 1j * basis])
         trace = (basis.conj() * self.project(x.expand_as(basis), basis)).real.sum()
         return math.prod(batch) * round(trace.item())
@@ -144,8 +144,7 @@ class Manifold(abc.ABC):
     @full_precision
     def inner(self, x: Tensor, u: Tensor, v: Tensor) -> Tensor:
         """``⟨u, v⟩_x`` per point: (*B,*S) -> (*B,), real."""
-        product = (u.conj() * v).real if u.is_complex() or v.is_complex() else u * v
-        product, _ = torch.broadcast_tensors(product, x)
+        product, _ = torch.broadcast_tensors((u.conj() * v).real if u.is_complex() else u * v, x)
         return product.sum(dim=tuple(range(-self.event_dim, 0))) if self.event_dim else product
 
     @full_precision
