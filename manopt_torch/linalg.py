@@ -1,165 +1,244 @@
 """Matrix kernels of the library: everything here works on ``(*B, n, p)``, real and complex.
 
-Any batch dimensions (they broadcast), any strides in, contiguous out; float32 and float64. Every function is
-differentiable as often as asked, in reverse and forward mode, and under ``torch.func.vmap``. No function looks at
-values on the host.
+Batch dimensions broadcast, strides are free, results are contiguous; float32 and float64 (half precision is the
+caller's to widen). Nothing looks at values on the host. ``mH`` is the conjugate transpose.
+
+Every function is differentiable twice, in reverse and forward mode, in any order, and under ``torch.func.vmap``. They
+are compositions of native operations, never an ``autograd.Function``, because nested forward mode (our Hessians)
+silently drops the outer tangent of a Function (pytorch issue 197867). Where the native derivative has 0/0 at equal
+eigen- or singular values, the factorization is taken of the detached matrix, and a simplified Newton correction written
+with the live matrix, whose value is zero, puts the derivatives back: k corrections make the first k of them exact.
 """
 
 from __future__ import annotations
 
-from typing import Any
+import math
 
 import torch
 from torch import Tensor
 
+_DERIVATIVES = 2  # orders of differentiation that polar, lyapunov and log_unitary reproduce
+
 
 def herm(a: Tensor) -> Tensor:
     """Hermitian part ``(A + Aᴴ)/2``: (*B, n, n) -> (*B, n, n)."""
-    return (a + a.mH) / 2
+    return ((a + a.mH) / 2).contiguous()
 
 
 def skew(a: Tensor) -> Tensor:
     """Skew-Hermitian part ``(A − Aᴴ)/2``: (*B, n, n) -> (*B, n, n)."""
-    return (a - a.mH) / 2
+    return ((a - a.mH) / 2).contiguous()
 
 
 def _eye(a: Tensor) -> Tensor:
     return torch.eye(a.shape[-1], dtype=a.dtype, device=a.device)
 
 
+def _gemm(a: Tensor, b: Tensor, c: Tensor, alpha: float = 1, beta: float = 1) -> Tensor:
+    """``α A B + β C``, in one kernel for plain batches of matrices."""
+    if a.dim() == 3 and a.shape[0] == b.shape[0] == c.shape[0] and b.dim() == c.dim() == 3:
+        return torch.baddbmm(c, a, b, alpha=alpha, beta=beta)
+    return alpha * (a @ b) + beta * c
+
+
+def _moved(a: Tensor, event_dim: int = 2) -> Tensor:
+    """1 where the last ``event_dim`` dimensions of ``a`` hold a nonzero number, else 0; these dimensions become 1."""
+    a = a.detach().resolve_conj()
+    parts = torch.view_as_real(a) if a.is_complex() else a.unsqueeze(-1)  # the norm of complex numbers is slow
+    norm = torch.linalg.vector_norm(parts, math.inf, dim=tuple(range(-event_dim - 1, 0)))
+    return norm.sign().reshape(norm.shape + (1,) * event_dim)
+
+
+# ------------------------------------------------------------------ Cayley
 def cayley(x: Tensor, u: Tensor, *vs: Tensor, polish: int = 1) -> tuple[Tensor, ...]:
-    """Cayley step from ``x`` along ``u``, and the vectors ``vs`` carried by the same unitary matrix Q."""
+    """Cayley step from the point ``x`` along the tangent ``u``, with vectors ``vs`` carried along: ``(y, *vs')``.
+
+    ``y = Q x`` and ``v' = Q v`` with the unitary ``Q = (I − W/2)⁻¹(I + W/2)``, ``W = P U Xᴴ − X Uᴴ P`` (skew-Hermitian,
+    ``W X = U``), ``P = I − X Xᴴ/2``; then ``polish`` Newton-Schulz steps on ``y``, which have no derivative along the
+    manifold and pin ‖yᴴy − I‖ at rounding level. Shapes: ``x``, ``u``, each ``v`` (*B, n, p) with n ≥ p. A point whose
+    ``u`` is exactly zero comes back as it was.
+
+    Chosen by shape: the full form where 2p > n, one n×n inverse and then a product per result; otherwise the rank-2p
+    form (Sherman-Morrison-Woodbury, eliminated to one p×p inverse), O(np²) time and memory, no n×n array.
+
+    Wen and Yin (2013), "A feasible method for optimization with orthogonality constraints", eq. (7) and lemma 4.
+    """
     n, p = x.shape[-2:]
-    if p == n:
-        w = skew(u @ x.mH)
-        f = torch.linalg.solve_ex(_eye(w) - w / 2, w)[0]
-        active = (w != 0).any(-1).any(-1)[..., None, None]
-        y = x + f @ x
-        carried = [v + f @ v for v in vs]
-    else:
-        s = x.mH @ u
-        normal = u - x @ s
-        m = skew(s) / 2 - normal.mH @ normal / 4
-        h = torch.linalg.inv_ex(_eye(m) - m)[0]
-        active = (m != 0).any(-1).any(-1)[..., None, None]
-        t = 2 * x + normal
-        y = t @ h - x
-        carried = [v - 2 * (x @ (x.mH @ v)) + t @ (h @ (x.mH @ v - normal.mH @ v / 2)) for v in vs]
+    form, gram_steps = (_cayley_full, 1) if 2 * p > n else (_cayley_low_rank, 3)
+    y, carried, moved = form(x, u, vs)
     for _ in range(polish):
-        y = y + y @ ((_eye(y) - y.mH @ y) * (active / 2))
-    return (y, *carried)
+        y = _newton_schulz_on_gram(y, gram_steps, moved)
+    return (y.contiguous(), *(v.contiguous() for v in carried))
 
 
+def _newton_schulz_on_gram(x: Tensor, steps: int, scale: Tensor | float = 1) -> Tensor:
+    """``steps`` Newton-Schulz steps as one product: X ← X(I + T), from ``E = I − XᴴX`` by p×p products; T = 0 where
+    ``scale`` is 0."""
+    e = scale * (_eye(x) - x.mH @ x)
+    t = e / 2
+    for _ in range(steps - 1):
+        e = e @ e @ (0.75 * _eye(e) + 0.25 * e)
+        t = t + (e + t @ e) / 2
+    return _gemm(x, t, x)
+
+
+def _cayley_full(x: Tensor, u: Tensor, vs: tuple[Tensor, ...]) -> tuple[Tensor, list[Tensor], Tensor]:
+    """With ``Z = (I − W/2)⁻¹``: y = 2Zx − x, v' = 2Zv − v. For square x, P U = U/2."""
+    n, p = x.shape[-2:]
+    pu = u / 2 if n == p else _gemm(x, x.mH @ u, u, alpha=-0.5)
+    product = pu @ x.mH
+    w = product - product.mH
+    z = torch.linalg.inv_ex(_eye(w) - w / 2)[0]
+    return _gemm(z, x, x, 2, -1), [_gemm(z, v, v, 2, -1) for v in vs], _moved(w)
+
+
+def _cayley_low_rank(x: Tensor, u: Tensor, vs: tuple[Tensor, ...]) -> tuple[Tensor, list[Tensor], Tensor]:
+    """In the basis [X, N], N = U − X S normal to X, S = XᴴU: W = [X, N] [[S, −NᴴN], [I, 0]].
+
+    Eliminating the second block row leaves ``H = (I − S/2 + NᴴN/4)⁻¹``, p×p with Hermitian part above I, and
+    ``y = (2X + N)H − X``, ``v' = v − 2X(Xᴴv) + (2X + N)H(Xᴴv − Nᴴv/2)``. N is formed, and not UᴴU + S², which cancels.
+    """
+    s = x.mH @ u
+    normal = _gemm(x, s, u, alpha=-1)
+    m = _gemm(normal.mH, normal, skew(s), alpha=-0.25, beta=0.5)
+    h = torch.linalg.inv_ex(_eye(m) - m)[0]
+    t = torch.add(normal, x, alpha=2)
+    carried = []
+    for v in vs:
+        k = x.mH @ v
+        f = h @ _gemm(normal.mH, v, k, alpha=-0.5)
+        carried.append(_gemm(t, f, _gemm(x, k, v, alpha=-2)))
+    return _gemm(t, h, x, beta=-1), carried, _moved(m)
+
+
+# ------------------------------------------------------------------ orthonormalization
 def newton_schulz(x: Tensor, steps: int = 1) -> Tensor:
-    """``steps`` times ``X ← X(3I − XᴴX)/2``."""
+    """``steps`` times ``X ← X(3I − XᴴX)/2``: (*B, n, p) -> (*B, n, p), n ≥ p.
+
+    Converges, quadratically, to the polar factor where all singular values are in (0, √3); has no derivative along the
+    manifold of orthonormal X. Björck and Bowie (1971).
+    """
     for _ in range(steps):
-        x = x + x @ (_eye(x) - x.mH @ x) / 2
-    return x
-
-
-class _Lyapunov(torch.autograd.Function):
-    """X with AX + XA = C for Hermitian A; its derivatives are Lyapunov equations again."""
-
-    generate_vmap_rule = True
-
-    @staticmethod
-    def forward(a: Tensor, c: Tensor) -> Tensor:
-        values, vectors = torch.linalg.eigh(a)
-        sums = values[..., :, None] + values[..., None, :]
-        return vectors @ ((vectors.mH @ c @ vectors) / sums) @ vectors.mH
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Tensor, Tensor], output: Tensor) -> None:
-        ctx.save_for_backward(inputs[0], output)
-        ctx.save_for_forward(inputs[0], output)
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor]:  # type: ignore[override]
-        a, x = ctx.saved_tensors
-        dc = lyapunov(a, grad)
-        return -(dc @ x.mH + x.mH @ dc), dc
-
-    @staticmethod
-    def jvp(ctx: Any, da: Tensor, dc: Tensor) -> Tensor:  # type: ignore[override]
-        a, x = ctx.saved_tensors
-        return lyapunov(a, dc - da @ x - x @ da)
-
-
-def lyapunov(a: Tensor, c: Tensor) -> Tensor:
-    """``X`` with ``AX + XA = C`` for Hermitian ``A``: (*B, n, n), (*B, n, n) -> (*B, n, n)."""
-    a, c = torch.broadcast_tensors(a, c)
-    return _Lyapunov.apply(a, c)  # type: ignore[no-any-return]
-
-
-class _Polar(torch.autograd.Function):
-    """Unitary polar factor of X, by SVD."""
-
-    generate_vmap_rule = True
-
-    @staticmethod
-    def forward(x: Tensor) -> Tensor:
-        left, _, right = torch.linalg.svd(x, full_matrices=False)
-        return left @ right
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Tensor], output: Tensor) -> None:
-        ctx.save_for_backward(inputs[0], output)
-        ctx.save_for_forward(inputs[0], output)
-
-    @staticmethod
-    def _derivative(x: Tensor, y: Tensor, z: Tensor) -> Tensor:
-        p = herm(y.mH @ x)
-        s = y.mH @ z
-        turn = lyapunov(p, s - s.mH)
-        normal = torch.linalg.solve_ex(p, z - y @ s, left=False)[0]
-        return y @ turn + normal
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> Tensor:  # type: ignore[override]
-        return _Polar._derivative(*ctx.saved_tensors, grad)
-
-    @staticmethod
-    def jvp(ctx: Any, dx: Tensor) -> Tensor:  # type: ignore[override]
-        return _Polar._derivative(*ctx.saved_tensors, dx)
+        x = _newton_schulz_on_gram(x, 1)
+    return x.contiguous()
 
 
 def polar(x: Tensor) -> Tensor:
-    """Unitary polar factor ``Y = X(XᴴX)^-½``: the nearest matrix with orthonormal columns."""
-    return _Polar.apply(x)  # type: ignore[no-any-return]
+    """Unitary polar factor ``Y = X(XᴴX)^-½``, the matrix with orthonormal columns nearest to X, by SVD.
+
+    (*B, n, p) -> (*B, n, p), n ≥ p. The derivative, dY = YΩ + (I − YYᴴ) dX (XᴴX)^-½ with (XᴴX)^½ Ω + Ω (XᴴX)^½ =
+    Yᴴ dX − dXᴴ Y, is right at repeated singular values; where X has lost rank Y is one of several, and directions of
+    singular value zero are left out of the derivative. Higham (2008), "Functions of matrices", chapter 8.
+    """
+    left, s, right = torch.linalg.svd(x.detach(), full_matrices=False)
+    cut = s[..., :1] * (max(x.shape[-2:]) * torch.finfo(s.dtype).eps)
+    return _follow_polar(x, left, s, right, cut)
+
+
+def _follow_polar(x: Tensor, left: Tensor, s: Tensor, right: Tensor, cut: Tensor | float) -> Tensor:
+    """``left @ right`` with the derivatives of the polar factor of ``x = left s right``; values ≤ ``cut`` count as 0.
+
+    With C = X V s⁻¹ and E = CᴴC − I, the polar factor is C(I + sδ)Vᴴ where (I + δs)(I + E)(I + sδ) = I, δ Hermitian.
+    """
+    kept = torch.where(s > cut, s, 0)
+    c = x @ (right.mH * torch.where(s > cut, 1 / s, 0)[..., None, :])
+    gram = c.mH @ c
+    e = gram - gram.detach()
+    sums = kept[..., :, None] + kept[..., None, :]
+    weights = torch.where(sums > 0, 1 / sums, 0)
+    delta = -weights * e
+    for _ in range(_DERIVATIVES - 1):
+        g = s[..., :, None] * delta
+        defect = g + g.mH + g.mH @ g + (_eye(g) + g.mH) @ e @ (_eye(g) + g)
+        delta = delta - weights * defect
+    y = (c + c @ (s[..., :, None] * delta)) @ right
+    return left @ right + (y - y.detach())
 
 
 def polar_newton_schulz(x: Tensor, steps: int) -> Tensor:
-    """Unitary polar factor by ``steps`` Newton-Schulz steps from X/‖X‖: GEMMs only."""
-    return newton_schulz(x / torch.linalg.matrix_norm(x, keepdim=True), steps)
+    """Unitary polar factor by ``steps`` Newton-Schulz steps from ``X / ‖XᴴX‖_F^½``: products only.
+
+    (*B, n, p) -> (*B, n, p), n ≥ p, full rank. A singular value σ < 1 of the scaled matrix grows by 3/2 per step until
+    it is near 1, and its error is squared from there: about 1.7 ln(1/σ) + 5 steps in double precision.
+    """
+    bound = torch.linalg.matrix_norm(x.mH @ x, keepdim=True).sqrt()
+    return newton_schulz(x / bound, steps)
 
 
 def qr_positive(x: Tensor) -> tuple[Tensor, Tensor]:
-    """Thin QR factors ``X = QR`` with ``diag(R) > 0``."""
-    q, r = torch.linalg.qr(x)
+    """Thin QR factors ``X = Q R`` with ``diag(R) > 0``, which makes them unique: (*B, n, p) -> (*B, n, p), (*B, p, p).
+
+    n ≥ p, full rank. Q of a Gaussian X is Haar distributed (Mezzadri 2007).
+    """
+    q, r = torch.linalg.qr(x)  # LAPACK's diagonal is real, of either sign
     sign = torch.where(r.diagonal(dim1=-2, dim2=-1).real < 0, -1, 1).to(r.dtype)
-    return q * sign[..., None, :], r * sign[..., :, None]
+    return (q * sign[..., None, :]).contiguous(), (r * sign[..., :, None]).contiguous()
 
 
+# ------------------------------------------------------------------ exponential and logarithm
 def expm_skew(a: Tensor) -> Tensor:
-    """Exponential of a skew-Hermitian matrix, re-orthonormalised."""
+    """Exponential of a skew-Hermitian ``A``, re-orthonormalized: (*B, n, n) -> (*B, n, n), unitary.
+
+    Scaling and squaring loses about ‖A‖ eps of orthogonality; a Newton-Schulz step squares that.
+    """
     return newton_schulz(torch.linalg.matrix_exp(a))
 
 
 def log_unitary(q: Tensor) -> Tensor:
-    """Principal logarithm of a unitary matrix, skew-Hermitian."""
-    halvings = 4
-    for _ in range(halvings):
-        q = polar(_eye(q) + q)
-    s = skew(torch.linalg.solve_ex(_eye(q) + q, q - _eye(q))[0])
-    square = s @ s
-    series = _eye(s) / 19
-    for k in range(17, 0, -2):
-        series = _eye(s) / k + square @ series
-    return 2 ** (halvings + 1) * skew(s @ series)
+    """Principal logarithm of a unitary ``Q``, skew-Hermitian with angles in (−π, π]: (*B, n, n) -> (*B, n, n).
+
+    ``R = Q^½`` is the polar factor of I + Q, ``S = (R − I)(R + I)⁻¹`` has eigenvalues i tan(θ/4), and
+    ``log Q = 4 atanh S`` is summed as a Chebyshev series. Real Q give real results.
+
+    Angles within √eps of ±π are taken as π. There the logarithm is one of several: iπ for complex Q; for real Q
+    (whose eigenvalues −1 are then even in number) a rotation by π in planes of the eigenspace; derivatives leave these
+    directions out. A real Q of determinant −1 has no real logarithm: every entry is NaN.
+    """
+    n, eps = q.shape[-1], torch.finfo(q.dtype).eps
+    left, s, right = torch.linalg.svd((_eye(q) + q).detach())
+    cut = 2 * math.sqrt(eps)
+    if q.is_complex():
+        quarter = 1j * _eye(q)
+    else:
+        quarter = torch.zeros_like(_eye(q))
+        last = torch.arange(n - 1, 0, -2, device=q.device)
+        quarter[last, last - 1], quarter[last - 1, last] = 1, -1
+    opposite = (s <= cut)[..., None, :]
+    root = _follow_polar(_eye(q) + q, torch.where(opposite, right.mH @ quarter, left), s, right, cut)
+    h = skew(torch.linalg.solve_ex(root + _eye(q), root - _eye(q))[0])
+    # atan(t) = 2 Σ (−1)^k r^(2k+1) T_{2k+1}(t)/(2k+1), r = √2 − 1, |t| ≤ 1; Clenshaw with 2 T_2(t) = 4t² − 2, t = −iS
+    ratio = math.sqrt(2) - 1
+    double = -4 * (h @ h) - 2 * _eye(q)
+    b, b_next = torch.zeros_like(h), torch.zeros_like(h)
+    for k in range(math.ceil(math.log(eps) / math.log(ratio**2)), -1, -1):
+        b, b_next = double @ b - b_next + (2 * (-1) ** k * ratio ** (2 * k + 1) / (2 * k + 1)) * _eye(q), b
+    log = 4 * skew(h @ (b - b_next))
+    if q.is_complex():
+        return log
+    return torch.where(opposite.sum(-1, keepdim=True) % 2 == 0, log, math.nan)
+
+
+# ------------------------------------------------------------------ equations
+def lyapunov(a: Tensor, c: Tensor) -> Tensor:
+    """``X`` with ``A X + X A = C`` for Hermitian ``A``: (*B, n, n), (*B, n, n) -> (*B, n, n).
+
+    By eigenvalues of A; components for which λᵢ + λⱼ vanishes to rounding have no solution and are set to zero.
+    """
+    a = herm(a)
+    values, vectors = torch.linalg.eigh(a.detach())
+    sums = values[..., :, None] + values[..., None, :]
+    scale = values.abs().amax(-1)[..., None, None]
+    small = sums.abs() <= scale * (a.shape[-1] * torch.finfo(values.dtype).eps)
+    weights = torch.where(small, 0, 1 / sums)
+    x = vectors @ ((vectors.mH @ c @ vectors) * weights) @ vectors.mH
+    for _ in range(_DERIVATIVES):
+        x = x + vectors @ ((vectors.mH @ (c - a @ x - x @ a) @ vectors) * weights) @ vectors.mH
+    return x
 
 
 def keep_zero_steps(x: Tensor, u: Tensor, y: Tensor, event_dim: int) -> Tensor:
-    """``y``, but ``x`` bit for bit where ``u`` is exactly zero; the derivatives of ``y`` are kept."""
-    moved = (u != 0).flatten(u.dim() - event_dim).any(-1) if event_dim else u != 0
-    moved = moved.reshape(moved.shape + (1,) * event_dim)
-    return torch.where(moved, y, x.detach() - (y.detach() - y))
+    """``y``, but ``x`` bit for bit at the points whose ``u`` is exactly zero; all derivatives are those of ``y``.
+
+    (*B, *S) each, ``event_dim = len(S)``.
+    """
+    return torch.where(_moved(u, event_dim) != 0, y, x.detach() - (y.detach() - y)).contiguous()
