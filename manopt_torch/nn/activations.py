@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 from manopt_torch.nn.init import uniform_
 
-#: both epsilons of the soft modReLU; bounds its gradient by about 1/√EPSILON (see :class:`ModReLU`)
+#: both epsilons of the soft modReLU, which bound its slope by 1 + b/√EPSILON
 EPSILON = 1e-5
 #: half-width of the uniform distribution that the bias starts from (Wisdom et al., 2016, released code)
 BIAS_BOUND = 0.01

@@ -12,7 +12,7 @@ from manopt_torch.manifolds import Stiefel, view_for
 
 @torch.no_grad()
 def uniform_(tensor: Tensor, bound: float, generator: torch.Generator | None = None) -> Tensor:
-    """Fill ``tensor`` in place from the uniform distribution on (−bound, bound); Re and Im alike where it is complex."""
+    """Fill ``tensor`` in place, uniformly on (−bound, bound); Re and Im alike where it is complex."""
     parts = torch.view_as_real(tensor) if tensor.is_complex() else tensor
     parts.uniform_(-bound, bound, generator=generator)
     return tensor

@@ -17,7 +17,7 @@ from manopt_torch.parameter import ManifoldParameter
 
 
 class UnitaryRNN(nn.Module):
-    """Recurrent layer with a complex state and a unitary recurrence (Wisdom et al., 2016), called like ``torch.nn.RNN``.
+    """Recurrent layer with complex state and unitary recurrence (Wisdom et al., 2016), called like ``torch.nn.RNN``.
 
     ::
 
@@ -96,9 +96,8 @@ class UnitaryRNN(nn.Module):
         x = x if batched else x.unsqueeze(1)
         steps = x.unbind(time)  # not slices: the gradient of each would be as large as the sequence
         if hx is None:
-            h = self.h0.expand_as(steps[0])
-        else:
-            h = hx[0] if batched else hx
+            hx = self.h0.expand(1, *steps[0].shape)
+        h = hx.reshape(steps[0].shape)
         W = self.weight_hh.mT  # rows are states
         states = []
         for x_t in steps:
@@ -203,7 +202,7 @@ def _check_layer(name: str, dtype: torch.dtype, **sizes: int) -> None:
 
 
 def _on_real_parts(fn: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
-    """``fn`` of a conversion applied to (Re, Im): ``.double()`` skips complex tensors, and ``.to(float64)`` drops Im."""
+    """A conversion ``fn`` applied to (Re, Im): ``.double()`` skips complex tensors, ``.to(float64)`` drops Im."""
 
     def convert(t: Tensor) -> Tensor:
         out = fn(torch.view_as_real(t.resolve_conj()) if t.is_complex() else t)
