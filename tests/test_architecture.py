@@ -19,7 +19,7 @@ PACKAGE = "manopt_torch"
 
 # A module (or folder) imports only from strictly lower levels. The first name below the package decides.
 LEVELS = {
-    "_version": 0, "precision": 0, "linalg": 0, "orthonormal": 0, "spectral": 0, "special": 0,
+    "_version": 0, "precision": 0, "linalg": 0, "spectral": 0, "orthonormal": 0, "definite": 0, "special": 0,
     "distributions": 1, "manifolds": 1,
     "parameter": 2, "parametrize": 2, "interop": 2, "storage": 2, "distributed": 2, "testing": 2,
     "optim": 3, "solvers": 3, "nn": 3,
@@ -30,7 +30,7 @@ LEVELS = {
 SHARED = {
     "kernels": ["precision", "linalg"],
     "manifolds": ["base"],
-    "optim": ["groups", "base"],
+    "optim": ["groups", "base", "refusals"],
     "nn": ["init", "activations"],
     "solvers": ["base"],
 }
