@@ -22,6 +22,7 @@ import fnmatch
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Literal, NamedTuple, TypeVar, get_args, overload
+from weakref import WeakKeyDictionary, WeakSet
 
 import torch
 from torch import Tensor, nn
@@ -210,10 +211,8 @@ class ManifoldParameter(nn.Parameter):
             return self.manifold.rgrad(self.detach(), self.grad)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> ManifoldParameter:
-        if id(self) not in memo:
-            data = self.data.clone(memory_format=torch.preserve_format)
-            memo[id(self)] = _rebuild_manifold_parameter(data, self.requires_grad, {"manifold": self.manifold})
-        return memo[id(self)]
+        data = self.data.clone(memory_format=torch.preserve_format)
+        return _rebuild_manifold_parameter(data, self.requires_grad, {"manifold": self.manifold})
 
     def __reduce_ex__(self, proto: Any) -> tuple[Any, ...]:
         return _rebuild_manifold_parameter, (self.data, self.requires_grad, vars(self))
@@ -285,13 +284,35 @@ def _assign(parameter: nn.Parameter, value: Tensor) -> None:
 
 
 # ------------------------------------------------------------------ loading
-def _guard_loading(module: nn.Module) -> bool:
-    """Check what is loaded at every module on the way to a slot: only the outermost one can refuse in time."""
-    below = [_guard_loading(child) for child in module.children()]
+#: Who holds a module, as far as torch has registered it. load_state_dict asks one module after another and overwrites
+#: as it goes, so only the module that it is called on can refuse in time: every one above a slot has to check.
+_parents: WeakKeyDictionary[nn.Module, WeakSet[nn.Module]] = WeakKeyDictionary()
+
+
+def _guard_loading(module: nn.Module) -> None:
+    """Check what is loaded at every module on the way from a slot in ``module`` up to its outermost owner."""
+    if _guard_below(module):
+        _guard_above(module)
+
+
+def _guard_below(module: nn.Module) -> bool:
+    below = [_guard_below(child) for child in module.children()]
     guarded = bool(_slots(module)) or any(below)
-    if guarded and not _guards(module):
-        module.register_load_state_dict_pre_hook(_check_before_load)
+    if guarded:
+        _guard(module)
     return guarded
+
+
+def _guard_above(module: nn.Module) -> None:
+    for parent in list(_parents.get(module, ())):
+        if not _guards(parent) and any(child is module for child in parent.children()):
+            _guard(parent)
+            _guard_above(parent)
+
+
+def _guard(module: nn.Module) -> None:
+    if not _guards(module):
+        module.register_load_state_dict_pre_hook(_check_before_load)
 
 
 def _guards(module: nn.Module) -> list[int]:
@@ -351,8 +372,11 @@ def _on_parameter(module: nn.Module, name: str, parameter: nn.Parameter) -> None
 
 
 def _on_module(module: nn.Module, name: str, child: nn.Module | None) -> None:
-    if child is not None and any(_slots(m) for m in child.modules()) and not _guards(module):
-        module.register_load_state_dict_pre_hook(_check_before_load)
+    if child is not None:
+        _parents.setdefault(child, WeakSet()).add(module)
+        if any(_slots(m) for m in child.modules()):
+            _guard(module)
+            _guard_above(module)
 
 
 for _handle in globals().get("_handles", ()):  # importlib.reload keeps the globals
@@ -406,9 +430,8 @@ def constrain(
             device are not looked at.
         on_load: what ``load_state_dict`` does with a value off the manifold, by the tolerance of the loaded dtype:
             ``"error"`` refuses all that is loaded before anything is overwritten, ``"project"`` loads the nearest
-            point. A model takes part as a whole when it is the ``module`` of this call, or was put together
-            afterwards (``self.layer = constrain(...)``), or from ``param_groups(model)`` on. One that was put
-            together before, and is loaded as a whole, raises when this module's turn comes.
+            point. All of the model that is loaded takes part, except that a copied or unpickled model of which only
+            a part is constrained afterwards, and not ``module`` itself, does so from ``param_groups(model)`` on.
 
     Raises:
         ValueError: nothing matches, the shape does not fit, the value is off the manifold (with the residual),

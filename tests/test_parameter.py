@@ -59,6 +59,30 @@ class Ring(Manifold):
         return z / z.abs() * self.radius
 
 
+@dataclasses.dataclass(frozen=True)
+class Frame(Manifold):
+    """Orthonormal columns as a user writes them: float32 and above, LAPACK's layout, a ``nearest`` that misses."""
+
+    event_dim = 2
+    event_shapes = ((3, 2),)
+
+    def project(self, x: Tensor, v: Tensor) -> Tensor:
+        return Stiefel().project(x, v)
+
+    def retract(self, x: Tensor, u: Tensor) -> Tensor:
+        return Stiefel().retract(x, u)
+
+    def residual(self, x: Tensor) -> Tensor:
+        return Stiefel().residual(x)
+
+    def random(self, *shape, dtype=None, device=None, generator=None) -> Tensor:
+        q = torch.linalg.qr(torch.randn(*shape, dtype=dtype, device=device, generator=generator)).Q
+        return q.mT.contiguous().mT
+
+    def nearest(self, z: Tensor) -> Tensor:
+        return z / 2
+
+
 class Net(nn.Module):
     """A user's module: declares in ``__init__``, initialises in its own ``reset_parameters``."""
 
@@ -135,6 +159,14 @@ class TestManifoldParameter:
             off = x + 20 * torch.finfo(dtype).eps ** 0.5 * x
             with pytest.raises(ValueError, match=r"residual .* tolerance .*nearest"):
                 ManifoldParameter(off.to(dtype), Stiefel())
+
+    @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+    def test_of_a_users_manifold(self, dtype: torch.dtype) -> None:
+        """Whatever precision and layout its ``random`` is written for; fully_shard wants contiguous parameters."""
+        p = ManifoldParameter(Frame(), (5, 3), dtype=dtype)
+        assert p.is_contiguous()
+        assert p.dtype == dtype
+        torch.testing.assert_close(p.double().mH @ p.double(), torch.eye(3).double(), rtol=0, atol=2e-2)
 
     def test_refuses_by_name(self) -> None:
         x = orthonormal(4, 2)
@@ -253,6 +285,14 @@ class TestRegistration:
         net.W = nn.Parameter(torch.ones(5, 3))
         assert list(named_manifolds(net)) == [("W", Stiefel())]
         assert max_residual(net) == pytest.approx(torch.dist(torch.full((3, 3), 5.0), torch.eye(3)).item())
+
+    def test_the_same_declaration_changes_nothing(self) -> None:
+        module = nn.Module()
+        module.W = nn.Parameter(torch.randn(5, 3))
+        constrain(module, "W", Stiefel(), on_load="project")
+        module.W = ManifoldParameter(Stiefel(), (5, 3))
+        module.load_state_dict({"W": 3 * module.W})
+        assert_on_manifold(module)
 
     def test_another_declaration_replaces_it(self) -> None:
         net = Net()
@@ -439,6 +479,16 @@ class TestConstrain:
             constrain(layer, "weight", Stiefel())
         assert max_residual(constrain(layer, "weight", Stiefel(), init="random")) < 1e-5
 
+    def test_a_nearest_that_misses_is_not_believed(self) -> None:
+        layer = nn.Linear(3, 5)
+        with pytest.raises(ValueError, match=r"weight is off Frame\(\): residual"):
+            constrain(layer, "weight", Frame())
+        constrain(layer, "weight", Frame(), init="random", on_load="project")
+        before = bits(layer)
+        with pytest.raises(ValueError, match=r"weight is off Frame\(\)"):
+            layer.load_state_dict(noise_like(layer))
+        assert_same_bits(layer, before)
+
     def test_declared_again(self) -> None:
         """The same manifold is no news; another one has to be released first."""
         layer = constrain(nn.Linear(3, 3), "weight", Stiefel())
@@ -528,8 +578,26 @@ def by_globs(part: nn.Module) -> nn.Module:
     return model
 
 
+def by_part(part: nn.Module) -> nn.Module:
+    model = nn.Sequential(Owner(release(part)))
+    constrain(model[0].parts["a"], "weight", Stiefel())
+    return model
+
+
+def by_assignment(part: nn.Module) -> nn.Module:
+    model = Late(release(part))
+    model.last[1].weight = ManifoldParameter(Stiefel(), (3, 3))
+    return model
+
+
+def by_appending(part: nn.Module) -> nn.Module:
+    model = Owner(nn.ParameterList())
+    model.parts["a"].append(ManifoldParameter(Stiefel(), (3, 3)))
+    return nn.Sequential(nn.Linear(3, 3), model)
+
+
 def by_param_groups(part: nn.Module) -> nn.Module:
-    model = Owner(release(part))
+    model = copy.deepcopy(Owner(release(part)))
     constrain(model.parts["a"], "weight", Stiefel())
     param_groups(model)
     return model
@@ -547,9 +615,10 @@ def pickled(part: nn.Module) -> nn.Module:
     return pickle.loads(pickle.dumps(Late(part)))
 
 
-@pytest.mark.parametrize(
-    "build", [in_a_sequential, Owner, Late, by_dots, by_globs, by_param_groups, averaged, copied, pickled]
-)
+BUILDS = [in_a_sequential, Owner, Late, by_dots, by_globs, by_part, by_assignment, by_appending, by_param_groups]
+
+
+@pytest.mark.parametrize("build", [*BUILDS, averaged, copied, pickled])
 @pytest.mark.parametrize("options", [{}, {"strict": False}, {"assign": True}], ids=str)
 def test_nothing_at_all_is_overwritten_by_a_bad_load(build, options) -> None:
     """Case 37, wherever the constrained part sits in the model that is loaded."""
@@ -576,14 +645,26 @@ class TestLoading:
             net.load_state_dict(noise_like(net))
         assert_same_bits(net, before)
 
-    def test_a_part_constrained_later_is_safe_by_itself(self) -> None:
-        """Its owner, put together before, is loaded as a whole only from param_groups(model) on."""
-        model = Owner(nn.Linear(3, 3))
+    def test_a_part_of_a_copied_model_is_safe_by_itself(self) -> None:
+        """The copy as a whole is not, before param_groups(model): nobody saw it being put together."""
+        model = copy.deepcopy(Owner(nn.Linear(3, 3)))
         constrain(model.parts["a"], "weight", Stiefel())
         w = model.parts["a"].weight.detach().clone()
         with pytest.raises(ValueError, match=r"parts\.a\.weight is off"):
             model.load_state_dict(noise_like(model))
         assert torch.equal(model.parts["a"].weight, w)
+
+    def test_only_owners_are_asked(self) -> None:
+        """A module that has held a part once, or holds another one, keeps no trace of its constraint."""
+        part = nn.Linear(3, 3)
+        former, other = nn.Sequential(part), nn.Sequential(nn.Linear(3, 3))
+        former[0] = nn.Linear(3, 3)
+        owner = nn.Sequential(nn.Sequential(part))
+        constrain(part, "weight", Stiefel())
+        assert b"manopt" in pickle.dumps(owner)
+        assert b"manopt" not in pickle.dumps(former)
+        assert b"manopt" not in pickle.dumps(other)
+        assert [len(m._load_state_dict_pre_hooks) for m in (owner, owner[0], part, former, other)] == [1, 1, 1, 0, 0]
 
     def test_every_fault_is_named(self) -> None:
         model = nn.Sequential(Net(), Net())
@@ -709,10 +790,11 @@ class TestReset:
 
         gc.disable()
         try:
-            layer = constrain(nn.Linear(4, 4), "weight", Stiefel())
-            alive = weakref.ref(layer)
-            del layer
-            assert alive() is None
+            model = nn.Sequential(nn.Linear(4, 4), nn.Sequential(nn.Linear(4, 4)))
+            constrain(model, {"*.weight": Stiefel()})
+            alive = [weakref.ref(m) for m in model.modules()]
+            del model
+            assert [ref() for ref in alive] == [None] * 4
         finally:
             gc.enable()
 
