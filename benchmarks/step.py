@@ -24,7 +24,7 @@ import sys
 import time
 import warnings
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import torch
 from common import DTYPES, environment, markdown, orthogonality, save
@@ -36,9 +36,9 @@ from manopt_torch.optim import RiemannianAdam, riemannian
 
 
 class Case(NamedTuple):
-    """``count`` parameters of one shape, and how many steps they are given."""
+    """``number`` parameters of one shape, and how many steps they are given."""
 
-    count: int
+    number: int
     shape: tuple[int, ...]
     steps: int
 
@@ -114,7 +114,7 @@ def _parametrized(start: Start, lr: float, register: Callable[[nn.Module, str], 
         module.weight = x  # geotorch starts at a random point of its own
         modules.append(module)
     optimizer = torch.optim.Adam(modules.parameters(), lr=elementwise(lr, start), foreach=True)
-    return Contestant(lambda: [m.weight for m in modules], optimizer)
+    return Contestant(lambda: [cast(Tensor, module.weight) for module in modules], optimizer)
 
 
 def torch_adam(start: Start, lr: float) -> Contestant:
@@ -182,7 +182,7 @@ class Problem(NamedTuple):
 
 def problem(case: Case, dtype: torch.dtype) -> Problem:
     generator = torch.Generator().manual_seed(0)
-    start = [Stiefel().random(*case.shape, dtype=dtype, generator=generator) for _ in range(case.count)]
+    start = [Stiefel().random(*case.shape, dtype=dtype, generator=generator) for _ in range(case.number)]
     targets = [torch.randn(case.shape, dtype=dtype, generator=generator) for _ in start]
     n, p = case.shape[-2:]
     if n == p and not dtype.is_complex:  # the optimum should be in the component of O(n) where the start is

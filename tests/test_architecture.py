@@ -28,7 +28,7 @@ LEVELS = {
 # Inside a folder `__init__` imports all. What neighbours share stands here, lowest first: each may import what stands
 # before it, the rest of the folder may import all of it, and nothing else. The kernels (level 0) count as a folder.
 SHARED = {
-    "kernels": ["precision", "linalg"],
+    "kernels": ["precision", "linalg", "spectral"],
     "manifolds": ["base"],
     "optim": ["groups", "base", "refusals"],
     "nn": ["init", "activations"],
