@@ -1,7 +1,7 @@
 """torch.optim for parameters that live on manifolds."""
 
 from manopt_torch._version import __version__
-from manopt_torch.manifolds import Euclidean, Manifold, Sphere, Stiefel, Unitary, View, view_for
+from manopt_torch.manifolds import SPD, Euclidean, Manifold, Sphere, Stiefel, Unitary, View, view_for
 from manopt_torch.parameter import (
     ManifoldParameter,
     assert_on_manifold,
@@ -13,6 +13,7 @@ from manopt_torch.parameter import (
 )
 
 __all__ = [
+    "SPD",
     "Euclidean",
     "Manifold",
     "ManifoldParameter",

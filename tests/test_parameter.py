@@ -596,6 +596,12 @@ def by_appending(part: nn.Module) -> nn.Module:
     return nn.Sequential(nn.Linear(3, 3), model)
 
 
+def by_filling(part: nn.Module) -> nn.Module:
+    model = Owner(nn.ModuleList())
+    model.parts["a"].append(part)
+    return model
+
+
 def by_param_groups(part: nn.Module) -> nn.Module:
     model = copy.deepcopy(Owner(release(part)))
     constrain(model.parts["a"], "weight", Stiefel())
@@ -615,10 +621,10 @@ def pickled(part: nn.Module) -> nn.Module:
     return pickle.loads(pickle.dumps(Late(part)))
 
 
-BUILDS = [in_a_sequential, Owner, Late, by_dots, by_globs, by_part, by_assignment, by_appending, by_param_groups]
+BUILDS = [in_a_sequential, Owner, Late, by_dots, by_globs, by_part, by_assignment, by_appending, by_filling]
 
 
-@pytest.mark.parametrize("build", [*BUILDS, averaged, copied, pickled])
+@pytest.mark.parametrize("build", [*BUILDS, by_param_groups, averaged, copied, pickled])
 @pytest.mark.parametrize("options", [{}, {"strict": False}, {"assign": True}], ids=str)
 def test_nothing_at_all_is_overwritten_by_a_bad_load(build, options) -> None:
     """Case 37, wherever the constrained part sits in the model that is loaded."""
