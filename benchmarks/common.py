@@ -28,6 +28,10 @@ def environment() -> dict[str, str]:
     return {**versions, "processor": _processor(), "threads": str(torch.get_num_threads())}
 
 
+def environment_line() -> str:
+    return ", ".join(f"{key} {value}" for key, value in environment().items())
+
+
 def _processor() -> str:
     cpuinfo = Path("/proc/cpuinfo")
     lines = cpuinfo.read_text("utf-8").splitlines() if cpuinfo.exists() else []
@@ -54,8 +58,8 @@ def markdown(header: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
     return "\n".join("| " + " | ".join(line) + " |" for line in lines)
 
 
-def save(name: str, rows: Sequence[Mapping[str, Any]], **settings: object) -> None:
-    """Write the rows to ``runs/benchmarks/<name>.csv``, and with versions and settings to ``.json``."""
+def save(name: str, rows: Sequence[Mapping[str, Any]], report: str, **settings: object) -> None:
+    """Write ``runs/benchmarks/<name>``: the rows as .csv, with versions and settings as .json, the report as .md."""
     RESULTS.mkdir(parents=True, exist_ok=True)
     with (RESULTS / f"{name}.csv").open("w", newline="", encoding="utf-8") as file:
         writer = csv.DictWriter(file, fieldnames=list(dict.fromkeys(key for row in rows for key in row)))
@@ -63,4 +67,5 @@ def save(name: str, rows: Sequence[Mapping[str, Any]], **settings: object) -> No
         writer.writerows(rows)
     document = {"environment": environment(), "settings": settings, "rows": list(rows)}
     (RESULTS / f"{name}.json").write_text(json.dumps(document, indent=1), encoding="utf-8")
-    print(f"\nwritten: {RESULTS.relative_to(RESULTS.parents[1])}/{name}.csv, .json")
+    (RESULTS / f"{name}.md").write_text(report + "\n", encoding="utf-8")
+    print(f"\nwritten: {RESULTS.relative_to(RESULTS.parents[1])}/{name}.csv, .json, .md")

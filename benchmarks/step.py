@@ -27,7 +27,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, cast
 
 import torch
-from common import DTYPES, environment, markdown, orthogonality, save
+from common import DTYPES, environment_line, markdown, orthogonality, save
 from torch import Tensor, nn
 
 from manopt_torch import ManifoldParameter, param_groups
@@ -251,9 +251,9 @@ def run_case(title: str, case: Case, dtype: str, threads: int) -> list[dict[str,
     return rows
 
 
-def print_case(rows: Sequence[dict[str, Any]], steps: int) -> None:
+def case_table(rows: Sequence[dict[str, Any]], steps: int) -> str:
     first = rows[0]
-    print(f"\n### {first['case']}, {first['dtype']} (optimum {first['optimum']:.4g}, {steps} steps)\n")
+    title = f"### {first['case']}, {first['dtype']} (optimum {first['optimum']:.4g}, {steps} steps)"
     header = ("", "step, ms", "forward + backward + step, ms", "loss", "‖XᴴX − I‖_F")
     shown = [
         (r["contestant"], "-", "-", "-", r["left_out"])
@@ -261,7 +261,7 @@ def print_case(rows: Sequence[dict[str, Any]], steps: int) -> None:
         else (r["contestant"], r["step_ms"], r["all_ms"], f"{r['loss']:.4g}", r["residual"])
         for r in rows
     ]
-    print(markdown(header, shown), flush=True)
+    return f"{title}\n\n{markdown(header, shown)}\n"
 
 
 def ratio(rows: Sequence[dict[str, Any]], case: str, dtype: str, over: str, under: str) -> float | None:
@@ -273,28 +273,30 @@ def ratio(rows: Sequence[dict[str, Any]], case: str, dtype: str, over: str, unde
     return float(found[over][key] / found[under][key])
 
 
-def print_ratios(rows: Sequence[dict[str, Any]]) -> None:
-    """Every ratio in a table, then the targets. † the peer ran, and left the manifold."""
-    done = list(dict.fromkeys((r["case"], r["dtype"]) for r in rows))
+def ratio_table(rows: Sequence[dict[str, Any]]) -> str:
+    """Every ratio; † the peer ran, and left the manifold."""
     astray = {(r["case"], r["dtype"], r["contestant"]) for r in rows if r.get("residual", 0) > 1e-2}
     table = []
-    for case, dtype in done:
+    for case, dtype in dict.fromkeys((r["case"], r["dtype"]) for r in rows):
         line: list[object] = [f"{case}, {dtype}"]
         for _, over, under in RATIOS:
             value = ratio(rows, case, dtype, over, under)
             mark = "†" if under != TORCH_ADAM and (case, dtype, under) in astray else ""
             line.append("-" if value is None else f"{value:.3g}{mark}")
         table.append(line)
-    print("\n### Ratios of time (below 1: ours is faster); † the peer leaves the manifold; - it cannot run\n")
-    print(markdown(("", *(title for title, _, _ in RATIOS)), table))
-    print("\n### Targets (float32)\n")
+    title = "### Ratios of time (below 1: ours is faster); † the peer leaves the manifold; - it cannot run, see above"
+    return f"{title}\n\n{markdown(('', *(name for name, _, _ in RATIOS)), table)}\n"
+
+
+def target_table(rows: Sequence[dict[str, Any]]) -> str:
+    """The ratios that were set out to be reached, in float32."""
     named = {title: (over, under) for title, over, under in RATIOS}
     table = []
     for case, title, most in TARGETS:
         value = ratio(rows, case, "float32", *named[title])
         if value is not None:
             table.append([case, title, value, f"≤ {most:.3g}", "reached" if value <= most else "MISSED"])
-    print(markdown(("case", "ratio", "measured", "target", ""), table))
+    return f"### Targets (float32)\n\n{markdown(('case', 'ratio', 'measured', 'target', ''), table)}"
 
 
 def main() -> None:
@@ -312,16 +314,23 @@ def main() -> None:
         for _ in range(2):
             one_step(contestant, targets)
         return
-    print("  ".join(f"{key} {value}" for key, value in environment().items()))
+    report: list[str] = []
+
+    def show(text: str) -> None:
+        report.append(text)
+        print(text, flush=True)
+
+    show(environment_line() + "\n")
     rows: list[dict[str, Any]] = []
     for title in args.cases:
         case = CASES[title]
         case = case._replace(steps=max(8, case.steps // 3)) if args.quick else case
         for dtype in args.dtype:
             rows += run_case(title, case, dtype, args.threads)
-            print_case(rows[-len(CONTESTANTS) :], case.steps)
-    print_ratios(rows)
-    save("step", rows, quick=args.quick, turn=TURN)
+            show(case_table(rows[-len(CONTESTANTS) :], case.steps))
+    show(ratio_table(rows))
+    show(target_table(rows))
+    save("step", rows, "\n".join(report), quick=args.quick, turn=TURN)
 
 
 if __name__ == "__main__":
