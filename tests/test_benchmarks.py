@@ -1,0 +1,94 @@
+"""The benchmarks measure what they say: their optima are optima, steps as long as claimed, reports complete."""
+
+from __future__ import annotations
+
+import importlib
+import math
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+import torch
+
+from manopt_torch.manifolds import Stiefel, Unitary
+
+FOLDER = Path(__file__).resolve().parents[1] / "benchmarks"
+
+
+@pytest.fixture
+def load(monkeypatch: pytest.MonkeyPatch):
+    def load(name: str) -> ModuleType:
+        monkeypatch.syspath_prepend(str(FOLDER))
+        return importlib.import_module(name)
+
+    return load
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.complex128])
+@pytest.mark.parametrize("shape", [(4, 4), (6, 3)])
+def test_procrustes_has_the_optimum_it_claims(load, dtype: torch.dtype, shape: tuple[int, int]) -> None:
+    x = Stiefel().random(5, *shape, dtype=dtype)
+    a, least = load("drift").procrustes(x, Stiefel(), torch.Generator().manual_seed(0))
+    u, s, vh = torch.linalg.svd(a, full_matrices=False)
+    torch.testing.assert_close(-s.sum(-1), least.expand(5))
+    if shape == (4, 4) and dtype == torch.float64:  # in reach of x: no path joins det = 1 and det = -1
+        assert torch.equal(torch.linalg.det(u @ vh).sign(), torch.linalg.det(x).sign())
+
+
+def test_spectral_norm_is_a_close_lower_bound(load) -> None:
+    u = torch.randn(10, 12, 5, dtype=torch.complex128)
+    found = load("drift").spectral_norm(u, torch.randn(10, 5, 1, dtype=u.dtype)).flatten()
+    exact = torch.linalg.matrix_norm(u, ord=2)
+    assert (found <= exact * (1 + 1e-12)).all()
+    assert (found >= 0.8 * exact).all()
+
+
+@pytest.mark.parametrize("manifold", [Unitary(), Stiefel()])
+def test_drift_reaches_the_optimum_on_the_manifold(load, manifold) -> None:
+    drift = load("drift")
+    shape = (8, 8) if isinstance(manifold, Unitary) else (8, 2)
+    rows = drift.run(drift.Run(manifold, shape, "complex64", (1e-3, 1.0)), steps=120)
+    assert [row["length"] for row in rows] == [1e-3, 1.0]
+    assert all(row["passes"] for row in rows)
+    assert all(row["worst"] >= max(row["after_steps"], row["end"]) > 0 for row in rows)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "complex64"])
+@pytest.mark.parametrize("shape", [(5, 5), (7, 2), (3, 4, 4)])
+def test_step_case_reports_every_contestant(load, dtype: str, shape: tuple[int, ...]) -> None:
+    step = load("step")
+    rows = step.run_case("small", step.Case(6, shape, 40), dtype, threads=1)
+    assert [row["contestant"] for row in rows] == list(step.CONTESTANTS)
+    ran = {row["contestant"]: row for row in rows if not row["left_out"]}
+    assert {step.OURS, step.OURS_CANONICAL, step.OURS_QR, step.WRAPPED, step.TORCH_ADAM} <= set(ran)
+    for name, row in ran.items():
+        assert 0 < row["step_ms"] <= row["all_ms"]
+        if name.startswith("manopt_torch"):
+            assert row["residual"] < 1e-5
+            assert row["loss"] >= row["optimum"] - 1e-4
+    assert ran[step.TORCH_ADAM]["residual"] > 0.1
+    problem = step.problem(step.Case(6, shape, 1), step.DTYPES[dtype])
+    away = torch.stack(problem.start) - torch.stack(problem.targets)
+    at_start = 0.5 * torch.linalg.vector_norm(away, dim=(-2, -1)).square().mean().item()
+    assert all(row["loss"] < at_start for name, row in ran.items() if name.startswith("manopt_torch"))
+    table = step.case_table(rows, 40)
+    assert all(name in table for name in step.CONTESTANTS)
+    assert math.isclose(
+        step.ratio(rows, "small", dtype, step.OURS, step.TORCH_ADAM),
+        ran[step.OURS]["step_ms"] / ran[step.TORCH_ADAM]["step_ms"],
+    )
+
+
+def test_optimum_of_the_step_problem(load) -> None:
+    step = load("step")
+    problem = step.problem(step.Case(6, (5, 5), 1), torch.float32)
+    u, _, vh = torch.linalg.svd(torch.stack(problem.targets))
+    nearest, start = u @ vh, torch.stack(problem.start)
+    loss = 0.5 * (nearest - torch.stack(problem.targets)).square().sum((-2, -1)).mean().item()
+    assert loss == pytest.approx(problem.optimum, rel=1e-5)
+    assert torch.equal(torch.linalg.det(nearest).sign(), torch.linalg.det(start).sign())
+
+
+def test_numbers_in_tables_have_three_digits(load) -> None:
+    table = load("common").markdown(("a", "b"), [(1.23456, "x"), (0.00001234, 0.0), (123456.0, 3)])
+    assert table.splitlines()[2:] == ["| 1.23 | x |", "| 1.2e-05 | 0 |", "| 1.2e+05 | 3 |"]
