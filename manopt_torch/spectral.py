@@ -27,12 +27,14 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
+
+from manopt_torch import linalg
 
 #: in units of the machine epsilon of the dtype, relative to the largest |λ| (LAPACK Users' Guide, 1999, section 4.7)
 EIGENVALUE_FLOOR = 1.0
@@ -139,7 +141,9 @@ def _relu_first(a: Tensor, b: Tensor) -> Tensor:
     return _divide((a.relu() - b.relu()).abs(), (a - b).abs(), (a > 0).to(a.dtype) + torch.zeros_like(b))
 
 
-_EXP = Rule(torch.exp, _exp_first, _second(_exp_first, _exp_first, lambda low, high: high - low > _FAR_GAP))
+_exp_second = _second(_exp_first, _exp_first, lambda low, high: high - low > _FAR_GAP)
+_EXP = Rule(torch.exp, _exp_first, _exp_second)
+_EXPM1 = Rule(torch.expm1, _exp_first, _exp_second)
 _LOG = Rule(torch.log, _log_first, _log_second, 0.0)
 _LOG1P = Rule(torch.log1p, _log1p_first, lambda a, b, c: _log_second(1 + a, 1 + b, 1 + c), -1.0)
 _SQRT = Rule(torch.sqrt, lambda a, b: 1 / (a.sqrt() + b.sqrt()), _sqrt_second, 0.0)
@@ -147,73 +151,89 @@ _INV_SQRT = Rule(torch.rsqrt, _inv_sqrt_first, _inv_sqrt_second, 0.0)
 _RELU = Rule(torch.relu, _relu_first, _second(_relu_first, lambda p, q: torch.zeros_like(p), torch.lt))
 
 
-def _herm(a: Tensor) -> Tensor:
-    return (a + a.mH) / 2
+@dataclasses.dataclass(frozen=True)
+class _Terms:
+    """A sum of derivatives of f; ``orders`` has the k of each."""
+
+    rule: Rule
+    orders: tuple[int, ...]
+
+    def split(self, flat: Iterable[Any]) -> list[list[Any]]:
+        flat = iter(flat)
+        return [[next(flat) for _ in range(k)] for k in self.orders]
 
 
-class _Derivative(torch.autograd.Function):
-    """``Dᵏf(A)[E₁, …, E_k]`` for k = 0, 1, 2, given the eigenvalues and eigenvectors of A; A and all E are Hermitian.
+class _Derivatives(torch.autograd.Function):
+    """Sum of terms ``Dᵏf(A)[E₁, …, E_k]``, k = 0, 1, 2, given the eigenvalues and -vectors of A; all E are Hermitian.
 
-    ``Re tr(G Dᵏf(A)[E₁, …, E_k])`` is symmetric in G, E₁, …, E_k, so that all derivatives are again of this form.
+    ``Re tr(G Dᵏf(A)[E₁, …, E_k])`` is symmetric in G, E₁, …, E_k, so that all derivatives are again of this form. That
+    they are one call, and no sum is left outside, is needed too: a native operation inside ``jvp`` would lose the
+    tangent of an outer forward mode (pytorch issue 197867).
     """
 
     generate_vmap_rule = True
 
     @staticmethod
-    def forward(rule: Rule, a: Tensor, values: Tensor, vectors: Tensor, *es: Tensor) -> Tensor:
-        if not es:
-            return _herm((vectors * rule.value(values)[..., None, :]) @ vectors.mH)
-        if len(es) > 2:
-            raise NotImplementedError("functions of Hermitian matrices have first and second derivatives only")
-        tilde = [vectors.mH @ e @ vectors for e in es]
-        if len(es) == 1:
-            inner = rule.first(values[..., :, None], values[..., None, :]) * tilde[0]
-        else:
-            w = rule.second(values[..., :, None, None], values[..., None, :, None], values[..., None, None, :])
-            inner = 2 * _herm((w * tilde[0][..., :, :, None] * tilde[1][..., None, :, :]).sum(-2))
-        return _herm(vectors @ inner @ vectors.mH)
+    def forward(terms: _Terms, a: Tensor, values: Tensor, vectors: Tensor, *flat: Tensor) -> Tensor:
+        rule = terms.rule
+        if not flat:
+            return linalg.herm((vectors * rule.value(values)[..., None, :]) @ vectors.mH)
+        inner = torch.zeros_like(a)
+        for es in terms.split(vectors.mH @ e @ vectors for e in flat):
+            if len(es) > 2:
+                raise NotImplementedError("functions of Hermitian matrices have first and second derivatives only")
+            if len(es) == 1:
+                inner = inner + rule.first(values[..., :, None], values[..., None, :]) * es[0]
+            else:
+                f = rule.second(values[..., :, None, None], values[..., None, :, None], values[..., None, None, :])
+                inner = inner + 2 * linalg.herm((f * es[0][..., :, :, None] * es[1][..., None, :, :]).sum(-2))
+        return linalg.herm(vectors @ inner @ vectors.mH)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-        ctx.rule = inputs[0]
+        ctx.terms = inputs[0]
         ctx.save_for_backward(*inputs[1:])
         ctx.save_for_forward(*inputs[1:])
         ctx.set_materialize_grads(False)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor | None) -> tuple[Tensor | None, ...]:
-        a, values, vectors, *es = ctx.saved_tensors
-        _, wanted, _, _, *each = ctx.needs_input_grad
+        rule, (a, values, vectors, *flat) = ctx.terms.rule, ctx.saved_tensors
         if grad is None:
-            return (None,) * (4 + len(es))
-        grad = _herm(grad)
-        by_a = _derivative(ctx.rule, a, values, vectors, *es, grad) if wanted else None
-        by_es = [
-            _derivative(ctx.rule, a, values, vectors, *es[:i], *es[i + 1 :], grad) if needed else None
-            for i, needed in enumerate(each)
+            return (None,) * (4 + len(flat))
+        grad, terms = linalg.herm(grad), ctx.terms.split(flat)
+        needed = ctx.needs_input_grad[1]
+        by_a = _derivatives(rule, a, values, vectors, [[*es, grad] for es in terms]) if needed else None
+        by_e = [
+            _derivatives(rule, a, values, vectors, [[*es[:i], *es[i + 1 :], grad]])
+            for es in terms
+            for i in range(len(es))
         ]
-        return (None, by_a, None, None, *by_es)
+        return (None, by_a, None, None, *by_e)
 
 
-class _DerivativeWithJvp(_Derivative):
+class _DerivativesWithJvp(_Derivatives):
     """The same with forward mode, which torch.compile does not trace."""
 
     @staticmethod
     def jvp(ctx: Any, _: None, da: Tensor | None, *tangents: Tensor | None) -> Tensor:
-        a, values, vectors, *es = ctx.saved_tensors
-        terms = [[*es, da], *([*es[:i], de, *es[i + 1 :]] for i, de in enumerate(tangents[2:]))]
-        known = [_derivative(ctx.rule, a, values, vectors, *t) for t in terms if all(e is not None for e in t)]
-        return sum(known[1:], known[0])
+        a, values, vectors, *flat = ctx.saved_tensors
+        terms = []
+        for es, des in zip(ctx.terms.split(flat), ctx.terms.split(tangents[2:]), strict=True):
+            terms += [[*es, da], *([*es[:i], de, *es[i + 1 :]] for i, de in enumerate(des))]
+        known = [term for term in terms if all(e is not None for e in term)]
+        return _derivatives(ctx.terms.rule, a, values, vectors, known)
 
 
-def _derivative(*arguments: Any) -> Tensor:
-    kind = _Derivative if torch.compiler.is_compiling() else _DerivativeWithJvp
-    return kind.apply(*arguments)
+def _derivatives(rule: Rule, a: Tensor, values: Tensor, vectors: Tensor, terms: list[list[Tensor]]) -> Tensor:
+    kind = _Derivatives if torch.compiler.is_compiling() else _DerivativesWithJvp
+    flat = [e for term in terms for e in term]
+    return kind.apply(_Terms(rule, tuple(len(term) for term in terms)), a, values, vectors, *flat)
 
 
 def function(a: Tensor, rule: Rule) -> Tensor:
     """``f(A)`` for the function that ``rule`` describes: (*B, n, n) -> (*B, n, n)."""
-    a = _herm(a)
+    a = linalg.herm(a)
     values = a.detach()
     finite = torch.isfinite(values).all(-1).all(-1)[..., None]
     values, vectors = torch.linalg.eigh(torch.where(finite[..., None], values, 0))
@@ -222,12 +242,17 @@ def function(a: Tensor, rule: Rule) -> Tensor:
         scale = (values - rule.domain).abs().amax(-1, keepdim=True)
         floor = EIGENVALUE_FLOOR * torch.finfo(values.dtype).eps * torch.where(scale == 0, 1, scale)
         values = torch.maximum(values, rule.domain + floor)
-    return _derivative(rule, a, values, vectors)
+    return _derivatives(rule, a, values, vectors, [[]])
 
 
 def expm(a: Tensor) -> Tensor:
     """``exp(A)``."""
     return function(a, _EXP)
+
+
+def expm1m(a: Tensor) -> Tensor:
+    """``exp(A) − I``, to full relative accuracy for small A."""
+    return function(a, _EXPM1)
 
 
 def logm(a: Tensor) -> Tensor:
