@@ -14,7 +14,6 @@ import statistics
 import time
 from argparse import Namespace
 from concurrent.futures import ProcessPoolExecutor
-from functools import partial
 from multiprocessing import get_context
 from typing import Any
 
@@ -75,6 +74,7 @@ def run(args: Namespace) -> dict[str, Any]:
     start = time.perf_counter()
     out = run_folder(args.out, args.resume, "sequential_digits")
     data = load_sequences(args.data, args.seed)
+    torch.set_num_threads(args.threads)
     L.seed_everything(args.seed, workers=True, verbose=False)
     model = Classifier(args, data.classes)
     trainer = fit(model, loader(data.train, args.batch, args.seed), loader(data.validation, 500), args, out)
@@ -109,7 +109,7 @@ def study(args: Namespace) -> None:
     table = [f"| {' | '.join(columns)} |", "|---" * len(columns) + "|"]
     print(*table, sep="\n", flush=True)
     variants = {f"W from {i}, {f}": (i, f) for i in ("identity", "haar") for f in ("trained", "frozen")}
-    with ProcessPoolExecutor(args.jobs, get_context("spawn"), partial(torch.set_num_threads, 1)) as pool:
+    with ProcessPoolExecutor(args.jobs, get_context("spawn")) as pool:
         rows = {}
         for name, (init, state) in variants.items():
             given = {**vars(args), "init": init, "freeze_recurrence": state == "frozen"}
@@ -134,11 +134,13 @@ def _row(name: str, results: list[dict[str, float]]) -> str:
 def main(argv: list[str] | None = None) -> None:
     """Command line: see ``--help``."""
     parser = training_parser(__doc__, lr=2e-3, epochs=60, batch=50)
-    parser.add_argument("--hidden", type=int, default=64, help="units N")
-    parser.add_argument("--init", default="identity", choices=("identity", "haar"), help="what W starts from")
+    parser.add_argument("--hidden", type=int, default=64, help="units N (%(default)s)")
+    parser.add_argument(
+        "--init", default="identity", choices=("identity", "haar"), help="what W starts from (identity)"
+    )
     parser.add_argument("--freeze-recurrence", action="store_true", help="keep W as it starts")
     parser.add_argument("--study", action="store_true", help="five seeds, W trained and frozen; a table")
-    parser.add_argument("--jobs", type=int, default=2, help="processes of --study")
+    parser.add_argument("--jobs", type=int, default=2, help="processes of --study (%(default)s)")
     args = parser.parse_args(argv)
     if args.study:
         if args.resume or args.freeze_recurrence:

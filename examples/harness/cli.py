@@ -22,19 +22,31 @@ OPTIMIZERS = (
 
 def training_parser(description: str, *, lr: float, epochs: int, batch: int) -> argparse.ArgumentParser:
     """A parser with what every training run understands; an example adds its own."""
-    parser = argparse.ArgumentParser(description=description, formatter_class=argparse.ArgumentDefaultsHelpFormatter)
+    parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
     add = parser.add_argument
-    add("--optimizer", default="RMSprop", choices=OPTIMIZERS, metavar="NAME", help="ours, or any of torch.optim")
-    add("--frame", default="ambient", choices=("ambient", "tangent"), help="of a wrapped torch optimizer")
-    add("--lr", type=float, default=lr, help="learning rate, cosine to zero")
-    add("--lr-manifold", type=float, help="learning rate of constrained parameters (default: --lr)")
-    add("--epochs", type=int, default=epochs)
-    add("--batch", type=int, default=batch)
-    add("--patience", type=int, default=epochs // 3, help="epochs without a better validation loss, then stop")
-    add("--seed", type=int, default=0, help="of split, initial values and batches")
+    add(
+        "--optimizer",
+        default="RMSprop",
+        choices=OPTIMIZERS,
+        metavar="NAME",
+        help="ours, or any of torch.optim (RMSprop)",
+    )
+    add("--frame", default="ambient", choices=("ambient", "tangent"), help="of a wrapped torch optimizer (ambient)")
+    add("--lr", type=float, default=lr, help="learning rate, falling to zero along a cosine (%(default)s)")
+    add("--lr-manifold", type=float, help="learning rate of constrained parameters, if another one")
+    add("--epochs", type=int, default=epochs, help="at most (%(default)s)")
+    add("--batch", type=int, default=batch, help="sequences per step (%(default)s)")
+    add(
+        "--patience",
+        type=int,
+        default=epochs // 3,
+        help="epochs without a better validation loss, then stop (%(default)s)",
+    )
+    add("--seed", type=int, default=0, help="of split, initial values and batches (%(default)s)")
+    add("--threads", type=int, default=1, help="of torch; more do not pay for small matrices (%(default)s)")
     add("--data", type=Path, metavar="FOLDER", help="a real set instead of the bundled one")
-    add("--out", type=Path, metavar="FOLDER", help="where results go (default: a new folder under runs/)")
-    add("--resume", action="store_true", help="continue the run in --out (default: the newest under runs/)")
+    add("--out", type=Path, metavar="FOLDER", help="where results go (a new one under runs/)")
+    add("--resume", action="store_true", help="continue the run in --out (the newest under runs/)")
     return parser
 
 

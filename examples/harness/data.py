@@ -6,7 +6,7 @@ import gzip
 import math
 import struct
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -62,7 +62,9 @@ def loader(dataset: TensorDataset, batch: int, shuffle_seed: int | None = None) 
     """Batches, shuffled by seed and epoch alone, if at all: a resumed run sees those that it would have seen."""
     if shuffle_seed is None:
         return DataLoader(dataset, batch_size=batch)
-    order = DistributedSampler(dataset, num_replicas=1, rank=0, seed=shuffle_seed)  # Lightning sets its epoch
+    order: DistributedSampler[Any] = DistributedSampler(
+        dataset, num_replicas=1, rank=0, seed=shuffle_seed
+    )  # Lightning sets its epoch
     return DataLoader(dataset, batch_size=batch, sampler=order, drop_last=True)
 
 

@@ -31,7 +31,7 @@ def learning_curve(logs: Path, picture: Path) -> None:
         (loss, "val_loss", "validation loss", "C1-"),
         (accuracy, "val_accuracy", "validation accuracy", "C2--"),
     ):
-        axes.plot(list(curves[name].keys()), list(curves[name].values()), style, label=label)
+        axes.plot([epoch + 1 for epoch in curves[name]], list(curves[name].values()), style, label=label)
     loss.set(xlabel="epoch", ylabel="cross-entropy", ylim=(0, None))
     accuracy.set(ylabel="accuracy", ylim=(0, 1))
     figure.legend(loc="outside upper center", ncols=3)

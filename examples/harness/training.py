@@ -12,7 +12,7 @@ from typing import Any
 
 import lightning as L
 import torch
-from lightning.pytorch.callbacks import EarlyStopping, ModelCheckpoint
+from lightning.pytorch.callbacks import EarlyStopping, ModelCheckpoint, TQDMProgressBar
 from lightning.pytorch.loggers import CSVLogger, TensorBoardLogger
 from torch import nn
 
@@ -23,9 +23,16 @@ from manopt_torch import named_manifolds, param_groups
 def make_optimizer(
     model: nn.Module, name: str, lr: float, lr_manifold: float | None = None, frame: str = "ambient"
 ) -> torch.optim.Optimizer:
-    """One optimizer for all parameters of ``model``: ours, or torch's of this name made Riemannian."""
-    manifold = {"lr": lr if lr_manifold is None else lr_manifold}
-    groups = param_groups(model, {weight: manifold for weight, _ in named_manifolds(model)})
+    """One optimizer for all parameters of ``model``: ours, or torch's of this name made Riemannian.
+
+    ``lr`` holds for constrained parameters too if ``lr_manifold`` is None, except that RiemannianAdam, which moves a
+    whole matrix by its learning rate where the others move every entry, gets √(n·p) times as much.
+    """
+    rates = {}
+    for weight, _ in named_manifolds(model):
+        entries = model.get_parameter(weight).numel() if name == "RiemannianAdam" else 1
+        rates[weight] = {"lr": lr * math.sqrt(entries) if lr_manifold is None else lr_manifold}
+    groups = param_groups(model, rates)
     if hasattr(manopt_torch.optim, name):
         return getattr(manopt_torch.optim, name)(groups, lr=lr)
     return manopt_torch.optim.riemannian(getattr(torch.optim, name)(groups, lr=lr), frame=frame)
@@ -48,6 +55,7 @@ def fit(model: L.LightningModule, train: Any, validation: Any, args: Namespace, 
     warnings.filterwarnings("ignore", ".*does not have many workers.*")  # the data are in memory
     warnings.filterwarnings("ignore", "Checkpoint directory .* exists and is not empty")  # --resume
     warnings.filterwarnings("ignore", ".*LeafSpec.* is deprecated.*")  # Lightning's own call of torch
+    terminal = sys.stdout.isatty()
     checkpoints: dict[str, Any] = {
         "dirpath": out / "checkpoints", "enable_version_counter": False, "save_on_train_epoch_end": True
     }  # fmt: skip
@@ -58,10 +66,11 @@ def fit(model: L.LightningModule, train: Any, validation: Any, args: Namespace, 
             ModelCheckpoint(filename="best", monitor="val_loss", **checkpoints),
             ModelCheckpoint(filename="last", **checkpoints),
             EarlyStopping("val_loss", patience=args.patience),
+            *([TQDMProgressBar()] if terminal else []),
         ],
         logger=[CSVLogger(out, "csv"), TensorBoardLogger(out, "tensorboard")],
         log_every_n_steps=len(train),
-        enable_progress_bar=sys.stdout.isatty(),
+        enable_progress_bar=terminal,
         enable_model_summary=False,
     )
     last = out / "checkpoints" / "last.ckpt" if args.resume else None

@@ -153,10 +153,14 @@ def test_any_optimizer(digits, name):
     assert {"Unitary()", "Euclidean()"} == {g["manifold"] for g in state["optimizer_states"][0]["param_groups"]}
 
 
-def test_learning_rate_of_the_recurrence(digits):
-    digits.main([*TINY, "--epochs", "1", "--lr-manifold", "0.5", "--out", "run"])
+@pytest.mark.parametrize(
+    ("flags", "rate"),
+    [([], 0.01), (["--optimizer", "RiemannianAdam"], 0.06), (["--lr-manifold", "0.5"], 0.5)],
+)
+def test_learning_rate_of_the_recurrence(digits, flags, rate):
+    digits.main([*TINY, "--epochs", "1", *flags, "--out", "run"])
     rates = {g["manifold"]: g["initial_lr"] for g in checkpoint("run")["optimizer_states"][0]["param_groups"]}
-    assert rates == {"Unitary()": 0.5, "Euclidean()": 0.01}
+    assert rates == {"Unitary()": pytest.approx(rate), "Euclidean()": 0.01}
 
 
 def test_refused_optimizer_is_named(digits, capsys):
