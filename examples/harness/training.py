@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
+import multiprocessing
 import sys
 import warnings
 from argparse import Namespace
@@ -55,7 +56,7 @@ def fit(model: L.LightningModule, train: Any, validation: Any, args: Namespace, 
     warnings.filterwarnings("ignore", ".*does not have many workers.*")  # the data are in memory
     warnings.filterwarnings("ignore", "Checkpoint directory .* exists and is not empty")  # --resume
     warnings.filterwarnings("ignore", ".*LeafSpec.* is deprecated.*")  # Lightning's own call of torch
-    terminal = sys.stdout.isatty()
+    terminal = sys.stdout.isatty() and multiprocessing.parent_process() is None
     checkpoints: dict[str, Any] = {
         "dirpath": out / "checkpoints", "enable_version_counter": False, "save_on_train_epoch_end": True
     }  # fmt: skip
