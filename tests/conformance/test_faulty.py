@@ -1,0 +1,87 @@
+"""The laws are tested: each broken class is refused by the law that names its fault, healthy ones by none."""
+
+import dataclasses
+from typing import ClassVar
+
+import pytest
+import torch
+from faulty import MANIFOLDS, OPTIMIZERS, Adaptive, Ball, Descent, Frames, Positive, build
+
+from manopt_torch.testing import (
+    DTYPES,
+    MANIFOLD_LAWS,
+    OPTIMIZER_LAWS,
+    LawViolation,
+    check_manifold,
+    check_optimizer,
+)
+
+DTYPES_OF = {Frames: DTYPES, Ball: DTYPES, Positive: (torch.float32, torch.float64)}
+FAULTY_MANIFOLDS = [(h, f) for h, faulty in MANIFOLDS.items() for f in faulty]
+FAULTY_OPTIMIZERS = [f for faulty in OPTIMIZERS.values() for f in faulty]
+
+
+def momentum(groups):
+    """The torch twin of Descent."""
+    return torch.optim.SGD(groups, lr=0.05, momentum=0.9)
+
+
+@pytest.mark.parametrize("healthy", MANIFOLDS)
+def test_healthy_manifolds_obey_every_law(healthy):
+    applied = check_manifold(healthy(), dtypes=DTYPES_OF[healthy])
+    assert len(applied) > 30
+
+
+@pytest.mark.parametrize(("healthy", "faulty"), FAULTY_MANIFOLDS, ids=lambda c: c.__name__)
+def test_faulty_manifolds_are_refused(healthy, faulty):
+    with pytest.raises(LawViolation) as refusal:
+        check_manifold(build(faulty), dtypes=DTYPES_OF[healthy], laws=[faulty.law])
+    assert refusal.value.law == faulty.law
+    assert repr(build(faulty)) in str(refusal.value)
+    assert str(refusal.value).startswith(faulty.law)
+
+
+@pytest.mark.parametrize("healthy", OPTIMIZERS)
+@pytest.mark.parametrize("manifold", [Frames(), Ball()], ids=repr)
+def test_healthy_optimizers_obey_every_law(healthy, manifold):
+    applied = check_optimizer(healthy, manifold, twin=momentum if healthy is Descent else None, wrapped=healthy)
+    missing = set(OPTIMIZER_LAWS) - set(applied)
+    assert missing <= {"O2 the Fréchet mean is found", "O4 on Euclidean() it is its torch twin"}
+
+
+@pytest.mark.parametrize("faulty", FAULTY_OPTIMIZERS, ids=lambda c: c.__name__)
+def test_faulty_optimizers_are_refused(faulty):
+    with pytest.raises(LawViolation) as refusal:
+        check_optimizer(faulty, Ball(), laws=[faulty.law], twin=momentum, wrapped=Descent)
+    assert refusal.value.law == faulty.law
+    assert "Ball()" in str(refusal.value)
+
+
+def test_every_law_refuses_somebody():
+    refusing = {f.law for _, f in FAULTY_MANIFOLDS} | {f.law for f in FAULTY_OPTIMIZERS}
+    assert refusing == {*MANIFOLD_LAWS, *OPTIMIZER_LAWS}
+
+
+@dataclasses.dataclass(frozen=True)
+class Excused(Frames):
+    """One exemption that is needed, and one that is stale."""
+
+    isometric = True
+    exempt: ClassVar[dict[str, str]] = {"M6 isometric is told truthfully": "a joke", "M3 rgrad is tangent": "stale"}
+
+
+def test_exemptions_are_checked_both_ways():
+    check_manifold(Excused(), laws=["M6"])
+    with pytest.raises(LawViolation, match=r"M3 rgrad is tangent: an exemption is declared \('stale'\)"):
+        check_manifold(Excused(), laws=["M3"])
+
+    def excused(groups):
+        return Adaptive(groups)
+
+    excused.exempt = {"O6": "elementwise, it says"}
+    with pytest.raises(LawViolation, match="but the law holds: remove it"):
+        check_optimizer(excused, Ball(), laws=["O6"])
+    elementwise = next(c for c in FAULTY_OPTIMIZERS if c.__name__ == "ElementwiseSecondMoment")
+    excused = lambda groups: elementwise(groups)  # noqa: E731
+    excused.exempt = {"O6": "elementwise"}
+    assert check_optimizer(excused, Ball(), laws=["O6"])
