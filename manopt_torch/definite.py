@@ -95,7 +95,7 @@ def step(x: Tensor, u: Tensor, *vs: Tensor, retraction: str) -> tuple[Tensor, ..
     else:
         half = t / 2
         if retraction == "cayley":
-            shorter = 1 / (length(s) / CAYLEY_LIMIT).clamp(min=1)[..., None, None]
+            shorter = 1 / (length(s)[..., None, None] / CAYLEY_LIMIT).clamp(min=1)
             u, s, t = shorter * u, shorter * s, shorter * t
             half = t @ torch.linalg.inv_ex(2 * eye - s)[0]
         y = x + u + half @ t.mH
