@@ -151,8 +151,8 @@ class Manifold(abc.ABC):
     def norm(self, x: Tensor, u: Tensor) -> Tensor:
         """``‖u‖_x`` per point, with derivative zero where ``u`` is: (*B,*S) -> (*B,)."""
         square = self.inner(x, u, u)
-        positive = square > 0
-        return torch.where(positive, torch.where(positive, square, 1).sqrt(), 0)
+        zero = square <= 0  # not "> 0", so that NaN stays NaN
+        return torch.where(zero, 0, torch.where(zero, 1, square).sqrt())
 
     @full_precision
     def move(self, x: Tensor, u: Tensor, *vs: Tensor) -> tuple[Tensor, ...]:
