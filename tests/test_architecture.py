@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ast
 import fnmatch
+import subprocess
 import sys
 from collections.abc import Iterable
 from pathlib import Path
@@ -182,12 +183,6 @@ def transposes(source: str) -> list[tuple[int, str]]:
     ]
 
 
-def visible(names: Iterable[str], ignored: Iterable[str]) -> set[str]:
-    """``names`` without git's own folder and what .gitignore hides."""
-    patterns = [".git", *(line.strip().rstrip("/") for line in ignored if line.strip() and line[0] != "#")]
-    return {name for name in names if not any(fnmatch.fnmatch(name, pattern) for pattern in patterns)}
-
-
 # ------------------------------------------------------------ the tree
 def package_sources() -> dict[str, str]:
     return {
@@ -234,8 +229,10 @@ def test_transposes_are_conjugate() -> None:
 
 
 def test_top_level_of_the_repository() -> None:
-    ignored = (ROOT / ".gitignore").read_text("utf-8").splitlines()
-    assert visible((p.name for p in ROOT.iterdir()), ignored) == TOP
+    listed = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=False)
+    if listed.returncode:
+        pytest.skip("not a git checkout")
+    assert {path.split("/")[0] for path in listed.stdout.splitlines()} == TOP
 
 
 def test_dependencies_are_those_of_setup_cfg() -> None:
@@ -359,11 +356,3 @@ def test_transpose_rule_refuses(code: str) -> None:
 @pytest.mark.parametrize("code", ["x.mH", "T = 3", "x.real", "torch.t", "self.tau"])
 def test_transpose_rule_allows(code: str) -> None:
     assert [a for _, a in transposes(code)] == (["t"] if code == "torch.t" else [])
-
-
-def test_ignored_names_are_not_visible() -> None:
-    names = [".git", "runs", "x.egg-info", "__pycache__", "setup.cfg", "notes.txt"]
-    assert visible(names, ["runs/", "*.egg-info/", "# notes.txt", "", "__pycache__/"]) == {
-        "setup.cfg",
-        "notes.txt",
-    }
