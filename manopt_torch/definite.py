@@ -110,10 +110,11 @@ def step(x: Tensor, u: Tensor, *vs: Tensor, retraction: str) -> tuple[Tensor, ..
 def log(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
     """L and ``S = log(L⁻¹Y L⁻ᴴ)``: the geodesic from X arrives at Y with U = ``L S Lᴴ``, and ‖S‖ is the distance.
 
-    Where ``L⁻¹(Y − X)L⁻ᴴ`` is small S is computed from that, so that a short one keeps its digits.
+    S is ``log WWᴴ`` with W = L⁻¹K, Y = KKᴴ, which takes twice the condition number that ``log(L⁻¹Y L⁻ᴴ)`` would; where
+    ``L⁻¹(Y − X)L⁻ᴴ`` is small it is computed from that, so that a short one keeps its digits.
     """
     factor, inverse = cholesky(x)
     change = inverse @ (y - x) @ inverse.mH
     near = (torch.linalg.matrix_norm(change.detach()) < 0.5)[..., None, None]
-    far = spectral.logm(inverse @ y @ inverse.mH)
+    far = spectral.log_gram(inverse @ cholesky(y)[0])
     return factor, torch.where(near, spectral.log1pm(torch.where(near, change, 0)), far)

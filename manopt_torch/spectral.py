@@ -231,17 +231,26 @@ def _derivatives(rule: Rule, a: Tensor, values: Tensor, vectors: Tensor, terms: 
     return kind.apply(_Terms(rule, tuple(len(term) for term in terms)), a, values, vectors, *flat)
 
 
+def _finite(a: Tensor) -> tuple[Tensor, Tensor]:
+    """Whether all entries are finite, (*B, 1), and ``a`` detached, with zeros where they are not."""
+    a = a.detach()
+    finite = torch.isfinite(a).all(-1).all(-1)[..., None]
+    return finite, torch.where(finite[..., None], a, 0)
+
+
+def _floor(values: Tensor) -> Tensor:
+    scale = values.abs().amax(-1, keepdim=True)
+    return EIGENVALUE_FLOOR * torch.finfo(values.dtype).eps * torch.where(scale == 0, 1, scale)
+
+
 def function(a: Tensor, rule: Rule) -> Tensor:
     """``f(A)`` for the function that ``rule`` describes: (*B, n, n) -> (*B, n, n)."""
     a = linalg.herm(a)
-    values = a.detach()
-    finite = torch.isfinite(values).all(-1).all(-1)[..., None]
-    values, vectors = torch.linalg.eigh(torch.where(finite[..., None], values, 0))
+    finite, safe = _finite(a)
+    values, vectors = torch.linalg.eigh(safe)
     values = torch.where(finite, values, torch.nan)
     if rule.domain is not None:
-        scale = (values - rule.domain).abs().amax(-1, keepdim=True)
-        floor = EIGENVALUE_FLOOR * torch.finfo(values.dtype).eps * torch.where(scale == 0, 1, scale)
-        values = torch.maximum(values, rule.domain + floor)
+        values = torch.maximum(values, rule.domain + _floor(values - rule.domain))
     return _derivatives(rule, a, values, vectors, [[]])
 
 
@@ -258,6 +267,19 @@ def expm1m(a: Tensor) -> Tensor:
 def logm(a: Tensor) -> Tensor:
     """``log(A)`` of a positive definite matrix."""
     return function(a, _LOG)
+
+
+def log_gram(w: Tensor) -> Tensor:
+    """``log(WWᴴ)`` of an invertible W, from its singular values: (*B, n, n) -> (*B, n, n).
+
+    Their ratios may come near 1/ε, those of the eigenvalues of WWᴴ near 1/ε²: ``logm(W @ W.mH)`` loses the small ones.
+    Singular values have the floor that eigenvalues have elsewhere.
+    """
+    finite, safe = _finite(w)
+    vectors, values, _ = torch.linalg.svd(safe)
+    values = torch.where(finite, values, torch.nan)
+    values = torch.maximum(values, _floor(values))
+    return _derivatives(_LOG, linalg.herm(w @ w.mH), values**2, vectors, [[]])
 
 
 def log1pm(a: Tensor) -> Tensor:

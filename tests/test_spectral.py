@@ -404,6 +404,50 @@ def test_nan_stays_in_its_matrix_and_does_not_raise(name: str, bad: float) -> No
     torch.testing.assert_close(result[1], function(good))
 
 
+# ------------------------------------------------------------------ logarithm of a Gram matrix
+@MODES
+def test_log_gram(dtype: torch.dtype) -> None:
+    w = gaussian(2, 3, 4, 4, dtype=dtype) + 2 * torch.eye(4)
+    result = spectral.log_gram(w)
+    assert torch.equal(result, result.mH)
+    torch.testing.assert_close(result, spectral.logm(w @ w.mH), rtol=1e-9, atol=1e-9)
+    t = torch.randn_like(w)
+    for single in (w[0, 0], torch.eye(4, dtype=dtype), torch.linalg.qr(w[0, 0])[0]):  # singular values that repeat too
+        x = single.clone().requires_grad_()
+        assert gradcheck(spectral.log_gram, (x,), check_forward_ad=True, fast_mode=True)
+        assert gradgradcheck(spectral.log_gram, (x,), check_fwd_over_rev=True, fast_mode=True)
+        two = [
+            jvp(lambda y: jvp(f, (y,), (t[0, 0],))[1], (single,), (t[0, 1],))[1]  # noqa: B023
+            for f in (spectral.log_gram, lambda y: spectral.logm(y @ y.mH))
+        ]
+        torch.testing.assert_close(*two)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.complex64])
+def test_log_gram_takes_twice_the_condition_number(dtype: torch.dtype) -> None:
+    singular = [1e-3, 1e-2, 1.0, 1e3]
+    q = [
+        torch.linalg.qr(gaussian(4, 4, dtype=torch.complex128 if dtype.is_complex else torch.float64))[0] for _ in "ab"
+    ]
+    w = (q[0] * torch.tensor(singular).double()) @ q[1]
+    expected = (q[0] * (2 * torch.tensor(singular).double().log())) @ q[0].mH
+    assert torch.linalg.matrix_norm(spectral.log_gram(w.to(dtype)) - expected) < 0.5
+    assert torch.linalg.matrix_norm(spectral.logm((w @ w.mH).to(dtype)) - expected) > 5
+
+
+def test_log_gram_floor_and_nan() -> None:
+    eps = torch.finfo(torch.float32).eps
+    w = torch.diag(torch.tensor([0.0, 3.0])).requires_grad_()
+    value = spectral.log_gram(w)
+    (gradient,) = torch.autograd.grad(value.sum(), w)
+    torch.testing.assert_close(value.diagonal(), 2 * torch.tensor([3 * eps, 3.0]).log())
+    assert gradient.isfinite().all()
+    broken = torch.stack([torch.full((2, 2), torch.nan), torch.eye(2)])
+    result = spectral.log_gram(broken)
+    assert result[0].isnan().all()
+    assert (result[1] == 0).all()
+
+
 # ------------------------------------------------------------------ positive part
 @MODES
 def test_relu_is_the_nearest_positive_semidefinite_matrix(dtype: torch.dtype) -> None:
