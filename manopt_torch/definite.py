@@ -98,7 +98,7 @@ def step(x: Tensor, u: Tensor, *vs: Tensor, retraction: str) -> tuple[Tensor, ..
             shorter = 1 / (length(s)[..., None, None] / CAYLEY_LIMIT).clamp(min=1)
             u, s, t = shorter * u, shorter * s, shorter * t
             half = t @ torch.linalg.inv_ex(2 * eye - s)[0]
-        y = x + u + half @ t.mH
+        y = x + (u + half @ t.mH)
         root = factor @ spectral.sqrtm(eye + s + inverse @ half @ s) if vs else factor
     y = linalg.keep_zero_steps(x, u, linalg.herm(y), 2)
     if not vs:
