@@ -48,6 +48,12 @@ def _gemm_(a: Tensor, b: Tensor, c: Tensor, alpha: float = 1) -> Tensor:
     return c.add_(a @ b, alpha=alpha)
 
 
+def _solve(a: Tensor, b: Tensor) -> Tensor:
+    """``A⁻¹B``; not ``linalg.solve``, which is wrong under nested forward mode (pytorch issue 196695)."""
+    lu, pivots, _ = torch.linalg.lu_factor_ex(a)
+    return torch.linalg.lu_solve(lu, pivots, b)
+
+
 def _norm(a: Tensor, event_dim: int = 2) -> Tensor:
     """Norm over the last ``event_dim`` dimensions, which become 1; no derivative. Squares may underflow to zero."""
     a = a.detach().resolve_conj()
@@ -68,8 +74,8 @@ def cayley(x: Tensor, u: Tensor, *vs: Tensor, polish: int = 1) -> tuple[Tensor, 
 
     Chosen by shape: the full form where 2p > n, one n×n solve and then a product per result; otherwise the rank-2p
     form (Sherman-Morrison-Woodbury, eliminated to one p×p inverse), O(np²) time and memory, no n×n array. Both keep
-    ‖yᴴy − I‖ at rounding level for steps of any length. The rank-2p form forms NᴴN, which squares the length: in float32
-    Q is accurate to about eps ‖U‖₂² (1e-5 at ‖U‖₂ = 10, 1e-2 at 1000), in the full form to eps ‖U‖₂.
+    ‖yᴴy − I‖ at rounding level for steps of any length. Q itself is accurate to about eps ‖U‖₂ in the full form, and to
+    eps ‖U‖₂² in the rank-2p form (in float32 1e-5 at ‖U‖₂ = 10, 1e-2 at 1000), which forms a Gram matrix of U.
 
     Wen and Yin (2013), "A feasible method for optimization with orthogonality constraints", eq. (7) and lemma 4.
     """
@@ -103,7 +109,7 @@ def _cayley_full(x: Tensor, u: Tensor, vs: tuple[Tensor, ...]) -> tuple[Tensor, 
     product = (u if square else _gemm(x, x.mH @ u, u, alpha=-0.5)) @ x.mH
     w = product - product.mH
     c = 0.5 if square else 1  # W = c w
-    f = torch.linalg.solve_ex(torch.sub(_eye(w), w, alpha=c / 2), w)[0]
+    f = _solve(torch.sub(_eye(w), w, alpha=c / 2), w)
     return _gemm(f, x, x, alpha=c), [_gemm(f, v, v, alpha=c) for v in vs], _norm(w).sign()
 
 
@@ -199,9 +205,9 @@ def qr_positive(x: Tensor) -> tuple[Tensor, Tensor]:
 def expm_skew(a: Tensor) -> Tensor:
     """Exponential of a skew-Hermitian ``A``, re-orthonormalized: (*B, n, n) -> (*B, n, n), unitary.
 
-    Scaling and squaring loses about ‖A‖ eps of orthogonality; a Newton-Schulz step squares that.
+    Scaling and squaring loses about ‖A‖ eps of orthogonality; each Newton-Schulz step squares that.
     """
-    return newton_schulz(torch.linalg.matrix_exp(a))
+    return newton_schulz(torch.linalg.matrix_exp(a), 2)
 
 
 def log_unitary(q: Tensor) -> Tensor:
@@ -210,7 +216,7 @@ def log_unitary(q: Tensor) -> Tensor:
     ``R = Q^½`` is the polar factor of I + Q, ``S = (R − I)(R + I)⁻¹`` has eigenvalues i tan(θ/4), and
     ``log Q = 4 atanh S`` is summed as a Chebyshev series. Real Q give real results.
 
-    Angles within √eps of ±π are taken as π. There the logarithm is one of several: iπ for complex Q; for real Q
+    Angles within 2√eps of ±π are taken as π. There the logarithm is one of several: iπ for complex Q; for real Q
     (whose eigenvalues −1 are then even in number) a rotation by π in planes of the eigenspace; derivatives leave these
     directions out. A real Q of determinant −1 has no real logarithm: every entry is NaN.
     """
@@ -225,7 +231,7 @@ def log_unitary(q: Tensor) -> Tensor:
         quarter[last, last - 1], quarter[last - 1, last] = 1, -1
     opposite = (s <= cut)[..., None, :]
     root = _follow_polar(_eye(q) + q, torch.where(opposite, right.mH @ quarter, left), s, right, cut)
-    h = skew(torch.linalg.solve_ex(root + _eye(q), root - _eye(q))[0])
+    h = -2 * skew(torch.linalg.inv_ex(root + _eye(q))[0])
     # atan(t) = 2 Σ (−1)^k r^(2k+1) T_{2k+1}(t)/(2k+1), r = √2 − 1, |t| ≤ 1; Clenshaw with 2 T_2(t) = 4t² − 2, t = −iS
     ratio = math.sqrt(2) - 1
     double = -4 * (h @ h) - 2 * _eye(q)
