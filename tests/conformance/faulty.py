@@ -602,6 +602,17 @@ class DistGradientNaN(Ball):
 
 
 @dataclass(frozen=True)
+class DistPartlyDetached(Ball):
+    """The value is right, half of its derivative is lost."""
+
+    law = "M11 the gradient of half the squared distance is −log"
+
+    def dist(self, x: Tensor, y: Tensor) -> Tensor:
+        d = super().dist(x, y)
+        return (d + d.detach()) / 2
+
+
+@dataclass(frozen=True)
 class NearestByQR(Frames):
     """A point near by, not the nearest."""
 
@@ -615,7 +626,7 @@ class NearestByQR(Frames):
 class DetachedStep(Ball):
     """The length is taken out of the graph."""
 
-    law = "M12 derivatives of retract"
+    law = "M12 derivatives of retract and move"
 
     def retract(self, x: Tensor, u: Tensor) -> Tensor:
         y = x + u
@@ -624,7 +635,7 @@ class DetachedStep(Ball):
 
 @dataclass(frozen=True)
 class CarriedDetached(Ball):
-    law = "M12 derivatives of move"
+    law = "M12 derivatives of retract and move"
 
     def move(self, x: Tensor, u: Tensor, *vs: Tensor) -> tuple[Tensor, ...]:
         y = self.retract(x, u)

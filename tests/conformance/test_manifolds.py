@@ -50,9 +50,11 @@ def instances(cls):
     hints, fields = typing.get_type_hints(cls), dataclasses.fields(cls)
     for combination in itertools.product(*(values(hints[f.name], f.default) for f in fields)):
         try:
-            yield cls(*combination)
+            manifold = cls(*combination)
         except ValueError:  # a combination that the class refuses
             continue
+        if manifold != View(View(Stiefel(), "transpose"), "transpose"):  # Stiefel() again, at some length
+            yield manifold
 
 
 CLASSES = [
