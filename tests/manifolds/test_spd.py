@@ -462,6 +462,15 @@ def test_a_nan_point_is_seen_and_hurts_no_other() -> None:
     assert M.residual(x).tolist() == [0, math.inf, 0]
 
 
+def test_an_indefinite_point_gives_nan_and_not_a_number() -> None:
+    for diagonal in ([1.0, -1.0], [-1.0, 1.0]):
+        x = torch.diag(torch.tensor(diagonal))
+        for result in (M.norm(x, x), M.inner(x, x, x), M.dist(x, torch.eye(2)), M.dist(torch.eye(2), x)):
+            assert result.isnan()
+        for retraction in RETRACTIONS:
+            assert SPD(retraction=retraction).retract(x, torch.eye(2)).isnan().any()
+
+
 # ------------------------------------------------------------------ feasibility
 @EVERY_DTYPE
 def test_residual(dtype: torch.dtype) -> None:
