@@ -95,7 +95,7 @@ def _settled(gap: Tensor, tolerance: float) -> bool:
 def log(x: Tensor, y: Tensor, alpha: float) -> Tensor:
     """Velocity u at x of a shortest geodesic of the α-metric with exp(x, u) = y; NaN where none was found.
 
-    n = p: ``X log(XᴴY)``, principal; NaN where det(XᵀY) = −1, as no curve joins the two components of O(n).
+    n = p: ``X log(XᴴY)``, principal; NaN where det(XᵀY) < 0, as no curve joins the two components of O(n).
     n > p: shooting, ``u ← u + τ P(y − exp(x, u))`` with τ the parallel transport back to x along the geodesic
     (Zimmermann & Hüper 2022); converges linearly, always (in tests) for ‖u‖_x ≤ 2, but ≤ 1.5 for complex canonical.
     Derivatives, of any order, are those of the iteration, which has a minimum of three steps.
@@ -103,16 +103,14 @@ def log(x: Tensor, y: Tensor, alpha: float) -> Tensor:
     x, y = torch.broadcast_tensors(x, y)
     n, p = x.shape[-2:]
     if n == p:
-        q = x.mH @ y
-        joined = q.is_complex() | (torch.linalg.det(q.detach()).real > 0)[..., None, None]
-        return torch.where(joined, x @ linalg.log_unitary(q), math.nan)
+        return x @ linalg.log_unitary(x.mH @ y)
     tolerance = 32 * math.sqrt(p) * torch.finfo(x.dtype).eps
     u = torch.zeros_like(x)
     for k in range(ITERATIONS):
         z = exp(x, u, alpha)
         gap = tangent(z, y - z)
         size = torch.linalg.matrix_norm(gap.detach(), keepdim=True)
-        u = u + _carry_back(x.detach(), u.detach(), gap, alpha)
+        u = tangent(x, u + _carry_back(x.detach(), u.detach(), gap, alpha))
         if k >= 2 and _settled(size, tolerance):
             break
     return torch.where(size <= 1000 * tolerance, u, math.nan)

@@ -26,13 +26,13 @@ def _length(a: Tensor) -> Tensor:
 
 
 def _sinc(q: Tensor) -> Tensor:
-    """``sin θ/θ`` as a smooth function of q = θ² ≥ 0; its power series up to q = 1/4."""
-    small = q < 0.25
+    """``sin θ/θ`` as a smooth function of q = θ² ≥ 0; its power series up to q = 0.02."""
+    small = q < 0.02
     t, angle = torch.where(small, q, 0), torch.where(small, 1, q).sqrt()
-    series = torch.ones_like(q)
-    for j in range(7, 0, -1):
-        series = 1 - series * t / (2 * j * (2 * j + 1))
-    return torch.where(small, series, angle.sin() / angle)
+    series = t / -math.factorial(11)
+    for j in range(4, 0, -1):
+        series = (series + (-1) ** j / math.factorial(2 * j + 1)) * t
+    return torch.where(small, series + 1, angle.sin() / angle)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -83,7 +83,8 @@ class Sphere(Manifold):
     def move(self, x: Tensor, u: Tensor, *vs: Tensor) -> tuple[Tensor, ...]:
         q = _dot(u, u)
         if self.retraction == "exp":  # s = sin φ/θ and k = (1 − cos φ)/θ², φ the angle of the turn
-            s, k = _sinc(q), _sinc(q / 4) ** 2 / 2
+            s, half = _sinc(torch.stack((q, q / 4)))
+            k = half * half / 2
         else:
             s = (1 + q).rsqrt()
             k = s * s / (1 + s)

@@ -69,8 +69,7 @@ class View(Manifold):
     def event_shapes(self) -> tuple[tuple[int, ...], ...]:
         if self.ndim is None:
             return tuple((p, n) for n, p in self.base.event_shapes)
-        ones, kept = (1,) * (self.ndim - self.base.event_dim), self.base.event_dim - 1
-        return tuple((*s[:kept], *ones, *s[kept:]) for s in self.base.event_shapes)
+        return tuple((*s[:-1], *(1,) * (self.ndim - len(s)), s[-1]) for s in self.base.event_shapes)
 
     def _kept(self, shape: tuple[int, ...]) -> int:
         """Number of leading dimensions that flattening leaves alone."""
