@@ -1148,17 +1148,15 @@ class _Training(_Setting):
         params = self.parameters()
         return params, self.optimizer(params, **options)
 
-    def gradients(self, params: Parameters, t: int) -> None:
+    def gradients(self, params: Parameters, t: int, optimizer: Any = None) -> None:
+        """Write the gradients of step t; of −f for an optimizer that maximizes, so that it goes to the targets too."""
+        sign = -1 if optimizer is not None and optimizer.param_groups[0].get("maximize") else 1
         for p, a in zip(params, self.targets[t % len(self.targets)], strict=True):
-            p.grad = p.detach() - a
+            p.grad = sign * (p.detach() - a)
 
     def train(self, params: Parameters, optimizer: Any, steps: int, first: int = 0) -> Parameters:
-        """Steps towards the minimum, also of an optimizer that maximizes."""
         for t in range(first, first + steps):
-            self.gradients(params, t)
-            if optimizer.param_groups[0].get("maximize"):
-                for p in params:
-                    p.grad = -p.grad  # type: ignore[operator]
+            self.gradients(params, t, optimizer)
             optimizer.step()
         return params
 
@@ -1295,7 +1293,7 @@ def _bucketed(s: _Training) -> None:
     single = s.parameters()
     optimizers = [s.optimizer([p]) for p in single]
     for t in range(20):
-        s.gradients(single, t)
+        s.gradients(single, t, optimizers[0])
         for optimizer in optimizers:
             optimizer.step()
     s.same("together against one by one", together, single, GROWTH)
@@ -1381,7 +1379,7 @@ def _equivariant(s: _Training) -> None:
         params, images = s.parameters(), [nn.Parameter(there(x)) for x in s.start]
         first, second = s.optimizer(params), s.optimizer(images)
         for t in range(20):
-            s.gradients(params, t)
+            s.gradients(params, t, first)
             for p, q in zip(params, images, strict=True):
                 leaf = q.detach().clone().requires_grad_()
                 (q.grad,) = torch.autograd.grad(back(leaf), leaf, p.grad)
@@ -1432,7 +1430,7 @@ def _none_skipped(s: _Training) -> None:
         before, state = frozen.detach().clone(), _snapshot(optimizer.state.get(frozen, {}))
         others = [p.detach().clone() for p in params[1:]]
         for t in range(first, first + 2):
-            s.gradients(params, t)
+            s.gradients(params, t, optimizer)
             frozen.grad = None
             optimizer.step()
         s.require(torch.equal(frozen, before), "a parameter without gradient moved")
