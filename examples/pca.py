@@ -40,11 +40,11 @@ def main(argv: list[str] | None = None) -> float:
 
     _, singular, V = torch.linalg.svd(X, full_matrices=False)
     exact = singular[args.components :].square().sum() / len(X)
-    V, W = V[: args.components].mT, W.detach()
-    distance = torch.linalg.matrix_norm(W - V @ (V.mT @ W), ord=2).item()
+    V, found = V[: args.components].mT, W.detach()
+    distance = torch.linalg.matrix_norm(found - V @ (V.mT @ found), ord=2).item()
     print(f"reconstruction error  {loss.item():.9f} on Stiefel, {exact.item():.9f} by SVD")
     print(f"sine of the largest angle between the subspaces  {distance:.1e}")
-    print(f"WᵀW = I to  {Stiefel().residual(W).item():.1e}")
+    print(f"WᵀW = I to  {Stiefel().residual(found).item():.1e}")
     if distance > TOLERANCE:
         raise SystemExit(f"the subspaces differ by more than {TOLERANCE}: raise --steps")
     print(f"same subspace as the SVD, to {TOLERANCE}")

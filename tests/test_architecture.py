@@ -61,7 +61,7 @@ PLAIN_TRANSPOSES = {
 }
 
 TOP = {
-    ".ci", ".gitignore", "CHANGELOG.md", "LICENSE", "README.md", "benchmarks", "constraints.txt", "docs",
+    ".ci", ".gitignore", "CHANGELOG.md", "LICENSE", "README.md", "benchmarks", "constraints.txt",
     "examples", "manopt_torch", "pyproject.toml", "setup.cfg", "tests",
 }  # fmt: skip
 

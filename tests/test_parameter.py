@@ -393,7 +393,7 @@ class TestConstrain:
             (nn.Conv2d(4, 8, 3, groups=2), lambda w: w.flatten(1)),
             (nn.ConvTranspose2d(3, 2, 3), lambda w: w.flatten(1)),
         ],
-        ids=repr,
+        ids=["linear", "conv1d", "conv2d", "groups", "transposed"],
     )
     def test_wide_weights_and_kernels_have_orthonormal_rows(self, layer: nn.Module, matrix) -> None:
         """Case 64."""

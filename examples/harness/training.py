@@ -9,7 +9,7 @@ import sys
 import warnings
 from argparse import Namespace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import lightning as L
 import torch
@@ -22,7 +22,11 @@ from manopt_torch import named_manifolds, param_groups
 
 
 def make_optimizer(
-    model: nn.Module, name: str, lr: float, lr_manifold: float | None = None, frame: str = "ambient"
+    model: nn.Module,
+    name: str,
+    lr: float,
+    lr_manifold: float | None = None,
+    frame: Literal["tangent", "ambient"] = "ambient",
 ) -> torch.optim.Optimizer:
     """One optimizer for all parameters of ``model``: ours, or torch's of this name made Riemannian.
 
