@@ -85,25 +85,24 @@ def step(x: Tensor, u: Tensor, *vs: Tensor, retraction: str) -> tuple[Tensor, ..
     """
     factor, inverse = cholesky(x)
     t = u @ inverse.mH
-    s = inverse @ t
-    eye = torch.eye(x.shape[-1], dtype=x.dtype, device=x.device)
-    if retraction == "exp":
+    if retraction == "second_order":
+        y = x + (u + t @ t.mH / 2)
+    elif retraction == "cayley":
+        s = inverse @ t
+        shorter = 1 / (length(s)[..., None, None] / CAYLEY_LIMIT).clamp(min=1)
+        u, s, t = shorter * u, shorter * s, shorter * t
+        eye = torch.eye(x.shape[-1], dtype=x.dtype, device=x.device)
+        y = x + (u + t @ torch.linalg.inv_ex(2 * eye - s)[0] @ t.mH)
+    else:
+        s = inverse @ t
         growth = factor @ spectral.expm1m(s / 2)
         root = factor + growth  # L C^½
         near = (torch.linalg.matrix_norm(s.detach()) < 1)[..., None, None]
         y = torch.where(near, x + growth @ (factor + root).mH, root @ root.mH)  # x + … keeps the digits of x
-    else:
-        half = t / 2
-        if retraction == "cayley":
-            shorter = 1 / (length(s)[..., None, None] / CAYLEY_LIMIT).clamp(min=1)
-            u, s, t = shorter * u, shorter * s, shorter * t
-            half = t @ torch.linalg.inv_ex(2 * eye - s)[0]
-        y = x + (u + half @ t.mH)
-        root = factor @ spectral.sqrtm(eye + s + inverse @ half @ s) if vs else factor
     y = linalg.keep_zero_steps(x, u, linalg.herm(y), 2)
     if not vs:
         return (y,)
-    e = root @ inverse
+    e = (root if retraction == "exp" else factor @ spectral.sqrtm(inverse @ y @ inverse.mH)) @ inverse
     return (y, *(linalg.herm(e @ v @ e.mH) for v in vs))
 
 
