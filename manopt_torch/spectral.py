@@ -226,9 +226,12 @@ class _DerivativesWithJvp(_Derivatives):
 
 
 def _derivatives(rule: Rule, a: Tensor, values: Tensor, vectors: Tensor, terms: list[list[Tensor]]) -> Tensor:
-    kind = _Derivatives if torch.compiler.is_compiling() else _DerivativesWithJvp
-    flat = [e for term in terms for e in term]
-    return kind.apply(_Terms(rule, tuple(len(term) for term in terms)), a, values, vectors, *flat)
+    which, flat = _Terms(rule, tuple(len(term) for term in terms)), [e for term in terms for e in term]
+    if not torch.compiler.is_compiling():
+        return _DerivativesWithJvp.apply(which, a, values, vectors, *flat)
+    if torch.is_grad_enabled() and any(t.requires_grad for t in (a, *flat)):
+        return _Derivatives.apply(which, a, values, vectors, *flat)
+    return _Derivatives.forward(which, a, values, vectors, *flat)  # where torch.compile (2.13) would pass a context
 
 
 def _finite(a: Tensor) -> tuple[Tensor, Tensor]:

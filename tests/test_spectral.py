@@ -341,6 +341,9 @@ def test_compiles_without_graph_break() -> None:
     x = torch.randn(2, 3, 3, requires_grad=True)
     compiled = torch.compile(f, backend="eager", fullgraph=True)
     torch.testing.assert_close(torch.autograd.grad(compiled(x), x), torch.autograd.grad(f(x), x))
+    with torch.no_grad():
+        torch.testing.assert_close(compiled(x), f(x))
+    torch.testing.assert_close(compiled(x.detach()), f(x))
 
 
 # ------------------------------------------------------------------ floor, NaN

@@ -361,6 +361,20 @@ def test_eigendecompositions_per_step(retraction: str) -> None:
 
 
 @EVERY_RETRACTION
+def test_step_compiles_without_graph_break(retraction: str) -> None:
+    manifold, x = SPD(retraction=retraction), M.random(4, 3, 3)
+    u = tangent(x, 0.1)
+
+    def step(x: Tensor, g: Tensor, m: Tensor) -> tuple[Tensor, ...]:
+        r = manifold.rgrad(x, g)
+        return manifold.inner(x, r, r), *manifold.move(x, r, m)
+
+    with torch.no_grad():
+        for a, b in zip(torch.compile(step, backend="eager", fullgraph=True)(x, u, u), step(x, u, u), strict=True):
+            close(a, b, 1e-6)
+
+
+@EVERY_RETRACTION
 def test_batched_is_a_loop_and_vmap(retraction: str) -> None:
     manifold = SPD(retraction=retraction)
     x = M.random(2, 3, 4, 4, dtype=torch.complex128)
