@@ -117,24 +117,22 @@ def _cayley_low_rank(x: Tensor, u: Tensor, vs: tuple[Tensor, ...]) -> tuple[Tens
     """In the basis [X, N], N = U − XS normal to X, S = XᴴU: W = [X, N] [[S, −NᴴN], [I, 0]].
 
     Eliminating the second block row leaves the p×p inverse ``H = (I − M)⁻¹``, ``M = S/2 − NᴴN/4``, and with F = H − I:
-    y = x + 2X F + N H, v' = v + 2X(F q + r) + N H q, where r = −Nᴴv/2, q = Xᴴv + r. F is formed as HM in short steps,
-    so that no digit of the increment is lost, and as H − I in long ones, where the rounding errors of H and HM differ.
-    N is formed because UᴴU + S², which is NᴴN, cancels.
+    y = x + 2X F + N H, v' = v + 2X(F q + r) + N H q, where r = −Nᴴv/2, q = Xᴴv + r. Written as increments, which
+    keep the digits of short steps; N is formed because UᴴU + S², which is NᴴN, cancels.
     """
     xh = x.mH.resolve_conj()
     s = xh @ u
     normal = _gemm(x, s, u, alpha=-1)
     normal_h = normal.mH.resolve_conj()
     m = _gemm(normal_h, normal, s - s.mH, alpha=-0.25, beta=0.25)
-    eye, length = _eye(m), _norm(m)
-    h = torch.linalg.inv_ex(eye - m)[0]
-    f = torch.where(length < 1, h @ m, h - eye)
+    h = torch.linalg.inv_ex(_eye(m) - m)[0]
+    f = h - _eye(m)
     carried = []
     for v in vs:
         r = (normal_h @ v) * -0.5
         q = _gemm(xh, v, r)
         carried.append(_gemm_(x, _gemm(f, q, r), _gemm(normal, h @ q, v), alpha=2))
-    return _gemm_(x, f, _gemm(normal, h, x), alpha=2), carried, length.sign()
+    return _gemm_(x, f, _gemm(normal, h, x), alpha=2), carried, _norm(m).sign()
 
 
 # ------------------------------------------------------------------ orthonormalization
