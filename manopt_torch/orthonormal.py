@@ -41,13 +41,6 @@ def tangent(x: Tensor, v: Tensor) -> Tensor:
     return v - x @ linalg.herm(x.mH @ v)
 
 
-def _expm(a: Tensor) -> Tensor:
-    """Matrix exponential; a single matrix goes in as a pair, since torch's path for one is wrong (issue 196592)."""
-    if math.prod(a.shape[:-2]) == 1:
-        return torch.linalg.matrix_exp(a.expand(2, *a.shape))[0]
-    return torch.linalg.matrix_exp(a)
-
-
 def _generator(x: Tensor, u: Tensor, alpha: float) -> tuple[Tensor, Tensor, Tensor]:
     """(K, M, A) of the geodesic ``γ(t) = K expm(tM) [I; 0] expm((1 − 2α)tA)``, smooth in u also where N = 0.
 
@@ -71,7 +64,7 @@ def exp(x: Tensor, u: Tensor, alpha: float, polish: int = 1) -> Tensor:
         y = x @ linalg.expm_skew(linalg.skew(x.mH @ u))
     else:
         k, m, a = _generator(x, u, alpha)
-        y = k @ _expm(m)[..., :p]
+        y = k @ linalg.expm(m)[..., :p]
         y = y if alpha == 0.5 else y @ linalg.expm_skew((1 - 2 * alpha) * a)
     return linalg.newton_schulz(y, polish)
 
@@ -79,7 +72,7 @@ def exp(x: Tensor, u: Tensor, alpha: float, polish: int = 1) -> Tensor:
 def _carry_back(x: Tensor, u: Tensor, g: Tensor, alpha: float) -> Tensor:
     """``g`` from exp(x, u) to x: parallel transport, to first order in each of a few segments of the geodesic."""
     k, m, a = _generator(x, u, alpha)
-    step, turn = _expm(m / SEGMENTS), _expm((1 - 2 * alpha) / SEGMENTS * a)
+    step, turn = linalg.expm(m / SEGMENTS), linalg.expm((1 - 2 * alpha) / SEGMENTS * a)
     columns = [torch.eye(m.shape[-1], x.shape[-1], dtype=x.dtype, device=x.device).expand_as(m[..., : x.shape[-1]])]
     for _ in range(SEGMENTS):
         columns.append(step @ columns[-1] @ turn)
