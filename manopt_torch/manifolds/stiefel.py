@@ -106,7 +106,7 @@ class Stiefel(Manifold):
         if self.metric == "euclidean":
             return super().inner(x, u, v)
         a, b = x.mH @ u, x.mH @ v
-        return super().inner(x, u, v) - super().inner(a, a, b) / 2
+        return super().inner(x, u, v) - super().inner(a, a, b) * 0.5
 
     def move(self, x: Tensor, u: Tensor, *vs: Tensor) -> tuple[Tensor, ...]:
         if self.retraction == "cayley":
