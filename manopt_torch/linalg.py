@@ -156,7 +156,7 @@ def polar(x: Tensor) -> Tensor:
     """
     left, s, right = torch.linalg.svd(x.detach(), full_matrices=False)
     cut = s[..., :1] * (max(x.shape[-2:]) * torch.finfo(s.dtype).eps)
-    return _follow_polar(x, left, s, right, cut)
+    return newton_schulz(_follow_polar(x, left, s, right, cut))  # LAPACK's vectors are orthonormal to many units
 
 
 def _follow_polar(x: Tensor, left: Tensor, s: Tensor, right: Tensor, cut: Tensor | float) -> Tensor:
