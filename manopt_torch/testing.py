@@ -1282,7 +1282,7 @@ def _finds_mean(s: _Training) -> None:
         cost = (s.manifold.dist(p, y).square() + s.manifold.dist(p, z).square()).sum() / 2
         return torch.autograd.grad(cost, p)[0]
 
-    found = _descend(s, x, gradient)
+    found = _descend(s, x, gradient, steps=240)
     s.small("‖x − midpoint‖ / ‖x₀ − midpoint‖", (found - best).norm() / (x - best).norm(), OPTIMUM)
 
 
