@@ -54,6 +54,11 @@ def _solve(a: Tensor, b: Tensor) -> Tensor:
     return torch.linalg.lu_solve(lu, pivots, b)
 
 
+def _finite(a: Tensor) -> Tensor:
+    """``a`` detached, and zero in place of a matrix that holds NaN or inf: LAPACK refuses it and its whole batch."""
+    return torch.where(a.detach().isfinite().all(-1, keepdim=True).all(-2, keepdim=True), a.detach(), 0)
+
+
 def _norm(a: Tensor, event_dim: int = 2) -> Tensor:
     """Norm over the last ``event_dim`` dimensions, which become 1; no derivative. Squares may underflow to zero."""
     a = a.detach().resolve_conj()
@@ -154,7 +159,7 @@ def polar(x: Tensor) -> Tensor:
     Yᴴ dX − dXᴴ Y, is right at repeated singular values; where X has lost rank Y is one of several, and directions of
     singular value zero are left out of the derivative. Higham (2008), "Functions of matrices", chapter 8.
     """
-    left, s, right = torch.linalg.svd(x.detach(), full_matrices=False)
+    left, s, right = torch.linalg.svd(_finite(x), full_matrices=False)
     cut = s[..., :1] * (max(x.shape[-2:]) * torch.finfo(s.dtype).eps)
     return newton_schulz(_follow_polar(x, left, s, right, cut))  # LAPACK's vectors are orthonormal to many units
 
@@ -230,7 +235,7 @@ def log_unitary(q: Tensor) -> Tensor:
     directions out. A real Q of determinant −1 has no real logarithm: every entry is NaN.
     """
     n, eps = q.shape[-1], torch.finfo(q.dtype).eps
-    left, s, right = torch.linalg.svd((_eye(q) + q).detach())
+    left, s, right = torch.linalg.svd(_finite(_eye(q) + q))
     cut = 2 * math.sqrt(eps)
     if q.is_complex():
         quarter = 1j * _eye(q)
@@ -260,7 +265,7 @@ def lyapunov(a: Tensor, c: Tensor) -> Tensor:
     By eigenvalues of A; components for which λᵢ + λⱼ vanishes to rounding have no solution and are set to zero.
     """
     a = herm(a)
-    values, vectors = torch.linalg.eigh(a.detach())
+    values, vectors = torch.linalg.eigh(_finite(a))
     sums = values[..., :, None] + values[..., None, :]
     scale = values.abs().amax(-1)[..., None, None]
     small = sums.abs() <= scale * (a.shape[-1] * torch.finfo(values.dtype).eps)

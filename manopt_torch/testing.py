@@ -269,6 +269,12 @@ def _basis(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
     return torch.cat([basis, 1j * basis]) if dtype.is_complex else basis
 
 
+def _along(f: Callable[[Tensor], Tensor], at: Tensor, direction: Tensor) -> tuple[Tensor, Tensor]:
+    """f and its derivative along a direction."""
+    value = jvp(f, (at,), (direction,))
+    return value[0], value[1]
+
+
 def _tuple(value: Any) -> tuple[Tensor, ...]:
     return value if isinstance(value, tuple) else (value,)
 
@@ -369,9 +375,9 @@ def check_hessian(manifold: Manifold, f: Callable[[Tensor], Tensor], x: Tensor) 
 
     def second(a: Tensor, b: Tensor) -> Tensor:
         def first(w: Tensor) -> Tensor:
-            return jvp(lambda s: f(manifold.retract(x, s)), (w,), (a,))[1]
+            return _along(lambda s: f(manifold.retract(x, s)), w, a)[1]
 
-        return jvp(first, (torch.zeros_like(u),), (b,))[1]
+        return _along(first, torch.zeros_like(u), b)[1]
 
     setting.close("H[u,v] against H[v,u]", second(u, v), second(v, u), 16 * setting.condition(x))
     slope, curvature, value = _directional(manifold, f, x, u, None), second(u, u), f(x)
@@ -622,7 +628,7 @@ def _retract_derivative(s: _Setting) -> None:
     """DR_x(0)[u] = u."""
     x = s.point()
     u = s.tangent(x)
-    _, derivative = jvp(lambda w: s.manifold.retract(x, w), (torch.zeros_like(u),), (u,))
+    _, derivative = _along(lambda w: s.manifold.retract(x, w), torch.zeros_like(u), u)
     s.close("DR(0)[u] against u", derivative, u, s.condition(x))
 
 
@@ -660,7 +666,7 @@ def _metric_is_ambient(s: _Setting, x: Tensor) -> bool:
 def _geodesic(s: _Setting, x: Tensor, u: Tensor, t: float) -> tuple[Tensor, Tensor]:
     """γ(t) = exp_x(tu) and its velocity."""
     time = torch.tensor(t, dtype=torch.float64)
-    return jvp(lambda t: s.manifold.exp(x, t * u), (time,), (torch.ones_like(time),))  # type: ignore[return-value]
+    return _along(lambda t: s.manifold.exp(x, t * u), time, torch.ones_like(time))
 
 
 @_law(MANIFOLD_LAWS, "M5 exp runs at constant speed and continues itself", fine=True)
@@ -691,9 +697,9 @@ def _exp_acceleration(s: _Setting) -> None:
     one = torch.ones_like(time)
 
     def velocity(t: Tensor) -> Tensor:
-        return jvp(lambda t: s.manifold.exp(x, t * u), (t,), (one,))[1]
+        return _along(lambda t: s.manifold.exp(x, t * u), t, one)[1]
 
-    _, acceleration = jvp(velocity, (time,), (one,))
+    _, acceleration = _along(velocity, time, one)
     y = s.manifold.exp(x, time * u)
     s.small("P(γ'')", s.manifold.project(y, acceleration), 16 * s.tolerance)
 
@@ -714,7 +720,7 @@ def _exp_energy(s: _Setting) -> None:
             bump = (t * (1 - t)).reshape(-1, *event)
             return s.manifold.retract(y, eps * bump * s.manifold.project(y, w.expand_as(y)))
 
-        y, velocity = jvp(curve, (nodes,), (torch.ones_like(nodes),))
+        y, velocity = _along(curve, nodes, torch.ones_like(nodes))
         return (weights * s.manifold.inner(y, velocity, velocity)).sum() / 2
 
     h = 1e-4
@@ -1011,9 +1017,9 @@ def _log_derivative(s: _Setting) -> None:
     s.need("log", x, x)
     u, M, scale = s.tangent(x), s.manifold, 4 * s.condition(x)
     zero = torch.zeros_like(u)
-    _, of_end = jvp(lambda w: M.log(x, M.retract(x, w)), (zero,), (u,))
+    _, of_end = _along(lambda w: M.log(x, M.retract(x, w)), zero, u)
     s.close("D_y log(x, y)[u] against u", of_end, u, scale)
-    _, of_start = jvp(lambda w: M.log(M.retract(x, w), x), (zero,), (u,))
+    _, of_start = _along(lambda w: M.log(M.retract(x, w), x), zero, u)
     s.close("P D_x log(x, y)[u] against −u", M.project(x, of_start), -u, scale)
     leaf = x.clone().requires_grad_()
     (gradient,) = torch.autograd.grad(M.log(leaf, x).abs().square().sum() + M.dist(leaf, x).sum(), leaf)
