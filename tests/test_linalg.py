@@ -252,6 +252,15 @@ def test_polish_repairs_a_drifted_point(dtype: torch.dtype) -> None:
     assert errors[2] < 2e-6
 
 
+@double
+def test_polish_of_tall_points_is_of_seventh_order(dtype: torch.dtype) -> None:
+    """The next term of (1 − e)^-½ is 0.1964 e⁸; the remainder at e = 0.2 is 6e-7, twice that in XᴴX."""
+    e = torch.linspace(-0.2, 0.2, 5).double()
+    basis = orthonormal(5, 5, dtype=dtype)
+    x = orthonormal(20, 5, dtype=dtype) @ (basis * (1 - e).sqrt() @ basis.mH)
+    assert 1e-7 < residual(linalg._polish(x, series=True)) < 2e-6
+
+
 # ------------------------------------------------------------------ Cayley: derivatives
 @double
 @shapes
@@ -629,6 +638,15 @@ def test_lyapunov_is_scipys(dtype: torch.dtype) -> None:
 
 
 @double
+def test_lyapunov_reads_the_hermitian_part(dtype: torch.dtype) -> None:
+    a, c = gaussian(4, 4, dtype=dtype) + 6 * eye(4, dtype), gaussian(4, 4, dtype=dtype, seed=1)
+    torch.testing.assert_close(lyapunov(a, c), lyapunov(herm(a), c), rtol=0, atol=1e-13)
+    leaf = a.clone().requires_grad_()
+    (gradient,) = torch.autograd.grad((lyapunov(leaf, c) * c).sum().real, leaf)
+    torch.testing.assert_close(gradient, gradient.mH, rtol=0, atol=1e-13)
+
+
+@double
 def test_lyapunov_leaves_out_components_without_solution(dtype: torch.dtype) -> None:
     basis = orthonormal(3, 3, dtype=dtype)
     a = basis * torch.tensor([0.0, 2.0, -2.0]) @ basis.mH
@@ -658,6 +676,7 @@ def test_keep_zero_steps(event_dim: int, dtype: torch.dtype) -> None:
     assert torch.equal(as_bits(kept[0]).signbit(), as_bits(x[0]).signbit())
     assert zero.any()
     assert not zero.all()
+    assert torch.equal(keep_zero_steps(x, u.conj(), y, event_dim), kept)  # a lazy conjugate
 
 
 @double
