@@ -55,7 +55,8 @@ class RiemannianOptimizer(torch.optim.Optimizer, abc.ABC):
         plans = self.__dict__.setdefault("_plans", {})
         computed = []
         for i, group in enumerate(self.param_groups):
-            decay, decoupled = group.get("weight_decay", 0), group.get("decoupled_weight_decay", False)
+            decay = 0 if group["manifold"].constant_norm else group.get("weight_decay", 0)
+            decoupled = group.get("decoupled_weight_decay", False)
             for bucket in plans.setdefault(i, Buckets()).of(group, self.state):
                 M = bucket.manifold
                 x, g, s = bucket.gather()

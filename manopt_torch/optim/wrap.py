@@ -41,7 +41,7 @@ def riemannian(
     In a step, for the parameters of such a group, the base optimizer finds the Riemannian gradient in ``p.grad`` and
     zero in ``p``, so that what it leaves in ``p`` is its displacement d. Then u = project(x, d), p ← R_x(u), and its
     first moments are projected and carried to the new point. Groups without a manifold, or on ``Euclidean()``, are
-    left to the base optimizer; ``p.grad`` is what it was, also after a step that raises, and so is ``p``.
+    left to the base optimizer. ``p.grad`` is what it was, and after a step that raises so is every ``p``.
 
     Args:
         optimizer: an instance whose parameters were given as ``param_groups(model)``, or in groups with a
@@ -93,15 +93,14 @@ class _Riemannian(torch.optim.Optimizer):
         # torch wraps step to run the user's hooks; they run once, around our own
         base_step = inspect.unwrap(self._base.step, stop=lambda f: not getattr(f, "hooked", False))
         tangent = self._options["frame"] == "tangent"
-        stacks = []
+        stacks, free = [], []
         for group in self.param_groups:
             refuse_group(self._base.__name__, self._options["frame"], group)
-            M = group.get("manifold", Euclidean())
-            if not isinstance(M, Euclidean):
-                stacks += [
-                    (M, params, widen(stack(params)).clone())
-                    for params in partition(M, [p for p in group["params"] if p.grad is not None])
-                ]
+            M, live = group.get("manifold", Euclidean()), [p for p in group["params"] if p.grad is not None]
+            if isinstance(M, Euclidean):
+                free += [(p, p.detach().clone()) for p in live]
+            else:
+                stacks += [(M, params, widen(stack(params)).clone()) for params in partition(M, live)]
         grads = [[p.grad for p in params] for _, params, _ in stacks]
         shown = [M.rgrad(x, widen(stack(g))) for (M, _, x), g in zip(stacks, grads, strict=True) if tangent]
         before = {p: copy.deepcopy(s) for p, s in self.state.items()} if self._options["snapshot"] else None
@@ -116,6 +115,8 @@ class _Riemannian(torch.optim.Optimizer):
         except BaseException:
             for _, params, x in stacks:
                 write(params, x)
+            for p, x in free:
+                p.copy_(x)
             if before is not None:
                 self.state = defaultdict(dict, before)
             raise
