@@ -22,8 +22,9 @@ class RiemannianSGD(RiemannianOptimizer):
 
     Args:
         params: see :class:`RiemannianOptimizer`.
-        lr: length of the step per unit of the gradient; a number or a 0-dim tensor. On ``Unitary()`` and ``Stiefel()``
-            it is 2λ, on ``Stiefel(metric="canonical")`` λ, where λ is that of (I + λ/2 A)⁻¹(I − λ/2 A)X.
+        lr: length of the step per unit of the gradient; a number or a 0-dim tensor. With λ that of the Cayley step
+            (I + λ/2 A)⁻¹(I − λ/2 A)X, A = GXᴴ − XGᴴ, lr is λ on ``Stiefel(metric="canonical")`` and 2λ on
+            ``Unitary()`` and on square matrices of ``Stiefel()``; on its tall ones the two steps are not parallel.
         momentum, dampening, weight_decay, nesterov, maximize: as in ``torch.optim.SGD``.
 
     Raises:
