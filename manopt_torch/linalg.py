@@ -34,11 +34,13 @@ def _eye(a: Tensor) -> Tensor:
     return torch.eye(a.shape[-1], dtype=a.dtype, device=a.device)
 
 
-def _gemm(a: Tensor, b: Tensor, c: Tensor, alpha: float = 1, beta: float = 1) -> Tensor:
-    """``α A B + β C``, in one kernel for plain batches of matrices."""
-    if a.dim() == b.dim() == 3 and a.shape[0] == b.shape[0] and (c.dim() == 2 or c.shape[0] == a.shape[0]):
-        return torch.baddbmm(c, a, b, alpha=alpha, beta=beta)
-    return alpha * (a @ b) + beta * c
+def gemm(a: Tensor, b: Tensor, c: Tensor, alpha: float = 1, beta: float = 1) -> Tensor:
+    """``α A B + β C``, in one kernel where A and B have the same batch and C has it too, or none."""
+    batch = a.shape[:-2]
+    if not a.dim() == b.dim() > 2 or batch != b.shape[:-2] or c.shape[:-2] not in (batch, ()):
+        return alpha * (a @ b) + beta * c
+    a, b, c = a.flatten(0, -3), b.flatten(0, -3), c.flatten(0, -3) if c.dim() > 2 else c
+    return torch.baddbmm(c, a, b, alpha=alpha, beta=beta).unflatten(0, batch)
 
 
 def _gemm_(a: Tensor, b: Tensor, c: Tensor, alpha: float = 1) -> Tensor:
@@ -98,24 +100,24 @@ def _polish(x: Tensor, moved: Tensor | float = 1, series: bool = False) -> Tenso
     The seventh order costs four p×p products more, and brings ‖E‖₂ = 0.2 to rounding level in float32.
     """
     eye = _eye(x)
-    e = _gemm(x.mH, x, eye, alpha=-1) * moved
+    e = gemm(x.mH, x, eye, alpha=-1) * moved
     if not series:
-        return _gemm(x, e, x, alpha=0.5)
+        return gemm(x, e, x, alpha=0.5)
     e2 = e @ e
     e3 = e @ e2
     high = 35 / 128 * eye + 63 / 256 * e + 231 / 1024 * e2 + 429 / 2048 * e3
     low = 1 / 2 * eye + 3 / 8 * e + 5 / 16 * e2
-    return _gemm(x, e @ _gemm(e3, high, low), x)
+    return gemm(x, e @ gemm(e3, high, low), x)
 
 
 def _cayley_full(x: Tensor, u: Tensor, vs: tuple[Tensor, ...]) -> tuple[Tensor, list[Tensor], Tensor]:
     """``F = (I − W/2)⁻¹W``: y = x + Fx, v' = v + Fv. For square x, P U = U/2."""
     square = x.shape[-2] == x.shape[-1]
-    product = (u if square else _gemm(x, x.mH @ u, u, alpha=-0.5)) @ x.mH
+    product = (u if square else gemm(x, x.mH @ u, u, alpha=-0.5)) @ x.mH
     w = product - product.mH
     c = 0.5 if square else 1  # W = c w
     f = _solve(torch.sub(_eye(w), w, alpha=c / 2), w)
-    return _gemm(f, x, x, alpha=c), [_gemm(f, v, v, alpha=c) for v in vs], _norm(w).sign()
+    return gemm(f, x, x, alpha=c), [gemm(f, v, v, alpha=c) for v in vs], _norm(w).sign()
 
 
 def _cayley_low_rank(x: Tensor, u: Tensor, vs: tuple[Tensor, ...]) -> tuple[Tensor, list[Tensor], Tensor]:
@@ -127,17 +129,17 @@ def _cayley_low_rank(x: Tensor, u: Tensor, vs: tuple[Tensor, ...]) -> tuple[Tens
     """
     xh = x.mH.resolve_conj()
     s = xh @ u
-    normal = _gemm(x, s, u, alpha=-1)
+    normal = gemm(x, s, u, alpha=-1)
     normal_h = normal.mH.resolve_conj()
-    m = _gemm(normal_h, normal, s - s.mH, alpha=-0.25, beta=0.25)
+    m = gemm(normal_h, normal, s - s.mH, alpha=-0.25, beta=0.25)
     h = torch.linalg.inv_ex(_eye(m) - m)[0]
     f = h - _eye(m)
     carried = []
     for v in vs:
         r = (normal_h @ v) * -0.5
-        q = _gemm(xh, v, r)
-        carried.append(_gemm_(x, _gemm(f, q, r), _gemm(normal, h @ q, v), alpha=2))
-    return _gemm_(x, f, _gemm(normal, h, x), alpha=2), carried, _norm(m).sign()
+        q = gemm(xh, v, r)
+        carried.append(_gemm_(x, gemm(f, q, r), gemm(normal, h @ q, v), alpha=2))
+    return _gemm_(x, f, gemm(normal, h, x), alpha=2), carried, _norm(m).sign()
 
 
 # ------------------------------------------------------------------ orthonormalization
@@ -199,9 +201,20 @@ def qr_positive(x: Tensor) -> tuple[Tensor, Tensor]:
 
     n ≥ p, full rank. Q of a Gaussian X is Haar distributed (Mezzadri 2007).
     """
-    q, r = torch.linalg.qr(x)  # LAPACK's diagonal is real, of either sign
-    sign = torch.where(r.diagonal(dim1=-2, dim2=-1).real < 0, -1, 1).to(r.dtype)
+    q, r = torch.linalg.qr(x)
+    sign = _signs(r)
     return (q * sign[..., None, :]).contiguous(), (r * sign[..., :, None]).contiguous()
+
+
+def orthonormalize(x: Tensor) -> Tensor:
+    """The Q of :func:`qr_positive`, by itself."""
+    q, r = torch.linalg.qr(x)
+    return (q * _signs(r)[..., None, :]).contiguous()
+
+
+def _signs(r: Tensor) -> Tensor:
+    """±1 of the diagonal, which LAPACK leaves real and of either sign: (*B, p, p) -> (*B, p)."""
+    return torch.where(r.diagonal(dim1=-2, dim2=-1).real < 0, -1, 1).to(r.dtype)
 
 
 # ------------------------------------------------------------------ exponential and logarithm

@@ -32,13 +32,13 @@ def haar(
     """Uniform (Haar): Q of a Gaussian matrix whose R has a positive diagonal (Mezzadri 2007)."""
     dtype = torch.get_default_dtype() if dtype is None else dtype
     wide = torch.promote_types(dtype, torch.float32)
-    q, _ = linalg.qr_positive(torch.randn(shape, dtype=wide, device=device, generator=generator))
+    q = linalg.orthonormalize(torch.randn(shape, dtype=wide, device=device, generator=generator))
     return q.to(dtype).contiguous()
 
 
 def tangent(x: Tensor, v: Tensor) -> Tensor:
     """Orthogonal projection on the tangent space at x, ``V − X herm(XᴴV)``."""
-    return v - x @ linalg.herm(x.mH @ v)
+    return linalg.gemm(x, linalg.herm(x.mH @ v), v, alpha=-1)
 
 
 def _generator(x: Tensor, u: Tensor, alpha: float) -> tuple[Tensor, Tensor, Tensor]:

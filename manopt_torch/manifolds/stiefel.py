@@ -114,7 +114,7 @@ class Stiefel(Manifold):
         if self.retraction == "exp":
             y = self.exp(x, u)
         elif self.retraction == "qr":
-            y = linalg.qr_positive(x + u)[0]
+            y = linalg.orthonormalize(x + u)
         elif self.retraction == "polar":
             y = linalg.polar(x + u)
         else:
