@@ -81,11 +81,14 @@ def cayley(x: Tensor, u: Tensor, *vs: Tensor, polish: int = 1) -> tuple[Tensor, 
 
     Chosen by shape: the full form where 2p > n, one n×n solve and then a product per result; otherwise the rank-2p
     form (Sherman-Morrison-Woodbury, eliminated to one p×p inverse), O(np²) time and memory, no n×n array. Both keep
-    ‖yᴴy − I‖ at rounding level for steps of any length. Q itself is accurate to about eps ‖U‖₂ in the full form, and to
-    eps ‖U‖₂² in the rank-2p form (in float32 1e-5 at ‖U‖₂ = 10, 1e-2 at 1000), which forms a Gram matrix of U.
+    ‖yᴴy − I‖ at rounding level; a step longer than ε^-½ (3000 in float32), of which no digit is right, is cut to
+    that. Q itself is accurate to about eps ‖U‖₂ in the full form, and to eps ‖U‖₂² in the rank-2p form (in float32
+    1e-5 at ‖U‖₂ = 10, 1e-2 at 1000), which forms a Gram matrix of U.
 
     Wen and Yin (2013), "A feasible method for optimization with orthogonality constraints", eq. (7) and lemma 4.
     """
+    longest = torch.finfo(u.dtype).eps ** -0.5
+    u = u * (longest / _norm(u)).clamp(max=1)  # ‖u‖ = 0 gives inf, and then 1
     n, p = x.shape[-2:]
     form, series = (_cayley_full, False) if 2 * p > n else (_cayley_low_rank, True)
     y, carried, moved = form(x, u, vs)

@@ -793,3 +793,13 @@ def test_cayley_compiles_without_graph_breaks(shape: tuple[int, int]) -> None:
     compiled = torch.compile(lambda x, u: cayley(x, u, u), backend="eager", fullgraph=True)
     for a, b in zip(compiled(x, u), cayley(x, u, u), strict=True):
         torch.testing.assert_close(a, b)
+
+
+@pytest.mark.parametrize("shape", [(5, 3), (9, 2), (4, 4)])
+@pytest.mark.parametrize("length", [1e4, 1e10, 1e30])
+def test_cayley_step_beyond_all_digits_stays_feasible(shape, length):
+    x, _ = torch.linalg.qr(torch.randn(3, *shape))
+    v = torch.randn(3, *shape) * length
+    u = v - x @ ((x.mH @ v + v.mH @ x) / 2)
+    (y,) = linalg.cayley(x, u)
+    assert (torch.linalg.matrix_norm(y.mH @ y - torch.eye(shape[1])) < 1e-5).all()

@@ -56,9 +56,11 @@ class Manifold(abc.ABC):
     def __post_init__(self) -> None:
         hints = typing.get_type_hints(type(self))
         for f in dataclasses.fields(self):  # type: ignore[arg-type]
-            value, options = getattr(self, f.name), typing.get_args(hints[f.name])
-            if typing.get_origin(hints[f.name]) is typing.Literal and value not in options:
-                raise ValueError(f"{f.name} of {type(self).__name__} must be one of {options}, got {value!r}")
+            value, hint = getattr(self, f.name), hints[f.name]
+            options = typing.get_args(hint) if typing.get_origin(hint) is typing.Literal else ()
+            if (options and value not in options) or (hint is int and not (type(value) is int and value >= 0)):
+                expected = f"one of {options}" if options else "an integer >= 0"
+                raise ValueError(f"{f.name} of {type(self).__name__} must be {expected}, got {value!r}")
 
     def __repr__(self) -> str:
         shown = (f for f in dataclasses.fields(self) if getattr(self, f.name) != f.default)  # type: ignore[arg-type]

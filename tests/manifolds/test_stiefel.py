@@ -433,3 +433,9 @@ def test_value_semantics():
         Stiefel(retraction="cayly")
     with pytest.raises(ValueError, match="at least 2 dimension"):
         E.check_shape((3,))
+
+
+@pytest.mark.parametrize("polish", [-1, 1.5, True, None])
+def test_polish_is_a_count(polish):
+    with pytest.raises(ValueError, match="polish of Stiefel must be an integer >= 0"):
+        Stiefel(polish=polish)
