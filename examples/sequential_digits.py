@@ -20,7 +20,7 @@ from typing import Any
 import lightning as L
 import torch
 import torch.nn.functional as F
-from harness.cli import run_folder, training_parser
+from harness.cli import run_folder, settled, training_parser
 from harness.data import load_sequences, loader
 from harness.plots import confusion_matrix, learning_curve
 from harness.training import cosine, fit, make_optimizer
@@ -73,6 +73,7 @@ def run(args: Namespace) -> dict[str, Any]:
     """Train, then read the test set once, with the parameters that were best in validation."""
     start = time.perf_counter()
     out = run_folder(args.out, args.resume, "sequential_digits")
+    args = settled(args, out)
     data = load_sequences(args.data, args.seed)
     torch.set_num_threads(args.threads)
     L.seed_everything(args.seed, workers=True, verbose=False)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import json
 from pathlib import Path
 
 import torch
@@ -66,3 +67,18 @@ def run_folder(out: Path | None, resume: bool, experiment: str) -> Path:
         raise SystemExit(f"{out} holds a run already: continue it with --resume, or name another --out")
     out.mkdir(parents=True, exist_ok=True)
     return out
+
+
+#: what a resumed run may change
+FREE = {"resume", "out", "epochs", "patience", "threads", "study", "jobs"}
+
+
+def settled(args: argparse.Namespace, out: Path) -> argparse.Namespace:
+    """``args``, kept in the folder of a new run; a resumed run has those it was started with, but for ``FREE`` ones."""
+    file = out / "settings.json"
+    if args.resume and file.exists():
+        kept = json.loads(file.read_text())
+        kept["data"] = kept["data"] and Path(kept["data"])
+        return argparse.Namespace(**{**vars(args), **kept})
+    file.write_text(json.dumps({k: v for k, v in vars(args).items() if k not in FREE}, default=str))
+    return args

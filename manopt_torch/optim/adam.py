@@ -70,7 +70,7 @@ class RiemannianAdam(RiemannianOptimizer):
     def direction(self, M: Manifold, x: Tensor, r: Tensor, s: State, group: Group) -> Tensor:
         beta1, beta2 = group["betas"]
         square = M.inner(x, r, r)
-        if not s:
+        if "exp_avg" not in s:
             s["step"] = torch.zeros(len(x), dtype=square.dtype, device=x.device)
             s["exp_avg"], s["exp_avg_sq"] = torch.zeros_like(r), torch.zeros_like(square)
         s["step"] = s["step"] + 1

@@ -65,7 +65,7 @@ class RiemannianSGD(RiemannianOptimizer):
 
     def direction(self, M: Manifold, x: Tensor, r: Tensor, s: State, group: Group) -> Tensor:
         if group["momentum"]:
-            b = s["momentum_buffer"] * group["momentum"] + r * (1 - group["dampening"]) if s else r
+            b = s["momentum_buffer"] * group["momentum"] + r * (1 - group["dampening"]) if "momentum_buffer" in s else r
             s["momentum_buffer"] = b
             r = r + group["momentum"] * b if group["nesterov"] else b
         return -group["lr"] * r
