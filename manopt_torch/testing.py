@@ -394,7 +394,9 @@ def _at(manifold: Manifold, x: Tensor, law: str) -> _Setting:
     if x.dtype not in (torch.float64, torch.complex128):
         raise ValueError(f"{law} measures orders of convergence and needs double precision, got {x.dtype}")
     split = x.ndim - manifold.event_dim
-    return _Setting(law, manifold, tuple(x.shape[split:]), tuple(x.shape[:split]), x.dtype)
+    setting = _Setting(law, manifold, tuple(x.shape[split:]), tuple(x.shape[:split]), x.dtype)
+    setting.generator.manual_seed(2017)  # x may have been drawn from the seed of a setting: no direction parallel to it
+    return setting
 
 
 def _directional(
