@@ -98,7 +98,8 @@ class RiemannianOptimizer(torch.optim.Optimizer, abc.ABC):
                 # torch rounds the state of a half-precision parameter; what was saved is more exact
                 found = state_dict["state"].get(key, {}) if p.dtype in WIDER else self.state.get(p, {})
                 own = {k: torch.as_tensor(v).to(p.device, copy=True) for k, v in found.items() if v is not None}
-                for name, value in own.items() if foreign and M.event_dim else ():
+                elementwise = any(k not in self.tangent_state and v.shape == p.shape for k, v in own.items())
+                for name, value in own.items() if M.event_dim and (foreign or elementwise) else ():
                     if name in self.tangent_state:
                         own[name] = M.project(p.detach(), value)
                     elif value.shape == p.shape:

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from manopt_torch.manifolds import Euclidean
-from manopt_torch.optim.groups import Group, describe
+from manopt_torch.optim.groups import Group, as_groups, describe
 from manopt_torch.parameter import ManifoldParameter
 
 #: optimizers that no choice of ``frame`` makes Riemannian
@@ -59,7 +59,9 @@ def refuse_group(name: str, frame: str, group: Group) -> None:
                 raise TypeError(
                     f"{describe(p)} on {p.manifold!r} is in a group without a manifold: use param_groups(model)"
                 )
-    elif not isinstance(manifold, Euclidean):
+        return
+    as_groups([group])  # refuses what is not a manifold, a shape that does not fit, and another declaration
+    if not isinstance(manifold, Euclidean):
         if group.get("weight_decay") and not manifold.constant_norm:
             raise ValueError(
                 f"weight_decay={group['weight_decay']} of {name} would be ignored on {manifold!r}: give its "

@@ -10,7 +10,7 @@ from torch import nn
 
 from manopt_torch import ManifoldParameter, constrain, param_groups
 from manopt_torch.manifolds import SPD, Euclidean, Sphere, Stiefel
-from manopt_torch.optim import RiemannianAdam, RiemannianSGD
+from manopt_torch.optim import RiemannianAdam, RiemannianSGD, riemannian
 
 
 def model() -> nn.Module:
@@ -191,3 +191,15 @@ def test_state_of_half_precision_is_float32_and_resumes_exactly(dtype):
     assert torch.equal(x, y)
     assert x.isfinite().all()
     assert Stiefel().residual(x.detach().float()) < 8 * torch.finfo(dtype).eps * 3
+
+
+def test_the_state_of_a_wrapped_torch_adam_is_taken_over():
+    x = ManifoldParameter(Stiefel().random(5, 3, dtype=torch.float64), Stiefel())
+    wrapped = riemannian(torch.optim.Adam([{"params": [x], "manifold": Stiefel()}], lr=0.1))
+    x.grad = torch.randn_like(x)
+    wrapped.step()
+    ours = RiemannianAdam([x], lr=0.1)
+    ours.load_state_dict(wrapped.state_dict())
+    torch.testing.assert_close(ours.state[x]["exp_avg_sq"], wrapped.state[x]["exp_avg_sq"].sum())
+    ours.step()
+    assert Stiefel().residual(x.detach()) < 1e-13

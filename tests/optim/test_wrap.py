@@ -174,6 +174,10 @@ def test_weight_decay_is_neutral_or_refused_and_never_ignored():
 
 def test_what_would_be_wrong_is_refused():
     net, _ = problem()
+    with pytest.raises(ValueError, match="was declared on"):
+        riemannian(torch.optim.SGD([{"params": [net.W], "manifold": Euclidean()}], lr=0.1))
+    with pytest.raises(TypeError, match="has no manifold"):
+        riemannian(torch.optim.SGD([{"params": [net.b], "manifold": Stiefel}], lr=0.1))
     with pytest.raises(TypeError, match=r"param_groups\(model\)"):
         riemannian(torch.optim.SGD(net.parameters(), lr=0.1))
     with pytest.raises(TypeError, match="group without a manifold"):
@@ -294,7 +298,8 @@ def test_closure_scheduler_copies_and_checkpoints():
     again = riemannian(torch.optim.Adam(param_groups(resumed), lr=0.1))
     again.load_state_dict(torch.load(buffer, weights_only=True))
     pairs.append((resumed, again))
-    wrong = riemannian(torch.optim.Adam([{**g, "manifold": Euclidean()} for g in param_groups(resumed)]))
+    plain = [[nn.Parameter(p.detach().clone()) for p in g["params"]] for g in param_groups(resumed)]
+    wrong = riemannian(torch.optim.Adam([{"params": params, "manifold": Euclidean()} for params in plain]))
     with pytest.raises(ValueError, match="saved for"):
         wrong.load_state_dict(optimizer.state_dict())
     grads = {k: torch.randn_like(p) for k, p in net.named_parameters()}
