@@ -47,6 +47,8 @@ def refuse_optimizer(optimizer: torch.optim.Optimizer, frame: str, tangent_state
             f"no group of this {kind.__name__} names a manifold: build it with param_groups(model) instead of "
             "model.parameters()"
         )
+    # what is not a manifold, a shape that does not fit, another declaration
+    as_groups([group for group in optimizer.param_groups if "manifold" in group])
 
 
 def refuse_group(name: str, frame: str, group: Group) -> None:
@@ -60,7 +62,6 @@ def refuse_group(name: str, frame: str, group: Group) -> None:
                     f"{describe(p)} on {p.manifold!r} is in a group without a manifold: use param_groups(model)"
                 )
         return
-    as_groups([group])  # refuses what is not a manifold, a shape that does not fit, and another declaration
     if not isinstance(manifold, Euclidean):
         if group.get("weight_decay") and not manifold.constant_norm:
             raise ValueError(
