@@ -11,9 +11,9 @@ A module with a slot checks what ``load_state_dict`` brings before anything is o
 
 When is a tensor *on* its manifold? When its largest residual over the batch is at most
 ``TOLERANCE[dtype] · size^¼``, with ``size`` the number of entries of one point: ‖XᴴX − I‖_F after rounding the n²
-entries of an orthogonal X grows like √n. NaN and inf are off. A float64 tensor that float32 holds exactly (after
-``module.double()``) is judged as what it is, a float32 value; ``p.copy_(manifold.nearest(p))`` under
-``torch.no_grad()`` repairs its last digits.
+entries of an orthogonal X grows like √n. NaN and inf are off. A tensor that a narrower dtype holds exactly (after
+``module.double()``, or ``.float()`` of a bfloat16 model) is judged as what it is, a value of that dtype;
+``p.copy_(manifold.nearest(p))`` under ``torch.no_grad()`` repairs its last digits.
 """
 
 from __future__ import annotations
@@ -98,15 +98,17 @@ def _residual(x: Tensor, manifold: Manifold) -> float:
 def _tolerance(x: Tensor, manifold: Manifold) -> float:
     """The largest residual that rounding explains, by dtype and size of one point."""
     entries = torch.view_as_real(x.resolve_conj()) if x.is_complex() else x
-    dtype = entries.dtype
-    if dtype == torch.float64 and torch.equal(entries.float().double(), entries):
-        dtype = torch.float32
+    bits = torch.finfo(entries.dtype).bits
+    narrower = (d for d in TOLERANCE if torch.finfo(d).bits < bits and torch.equal(entries.to(d).to(entries), entries))
+    dtype = next(narrower, entries.dtype)
     size = math.prod(x.shape[x.dim() - manifold.event_dim :])
     return TOLERANCE[dtype] * max(size, 1) ** 0.25
 
 
-def _fault(x: Tensor, manifold: Manifold, tol: float | None = None) -> str | None:
-    """What is wrong with the value of ``x``, in words; None when it is on the manifold."""
+def fault_of(x: Tensor, manifold: Manifold, tol: float | None = None) -> str | None:
+    """What is wrong with the value of ``x``, in words; None when it is on the manifold, or on the meta device."""
+    if x.is_meta:
+        return None
     x = _dense(x)
     residual = _residual(x, manifold)
     tol = _tolerance(x, manifold) if tol is None else tol
@@ -198,7 +200,7 @@ class ManifoldParameter(nn.Parameter):
                 f"data is a {type(value).__name__}, a ManifoldParameter is a plain tensor: assign nn.Parameter(data) "
                 "to the module and declare it by constrain(module, name, manifold)"
             )
-        if not value.is_meta and (fault := _fault(value, on)):
+        if fault := fault_of(value, on):
             raise ValueError(f"data {fault}; write ManifoldParameter(manifold.nearest(data), manifold)")
         return _rebuild_manifold_parameter(value, requires_grad, {"manifold": on})
 
@@ -274,7 +276,7 @@ def _reset_parameters(module: nn.Module, *args: Any, **kwargs: Any) -> None:
     type(module).reset_parameters(module, *args, **kwargs)  # type: ignore[attr-defined]
     for leaf, slot in _slots(module).items():
         parameter = module.get_parameter(leaf)
-        if not parameter.is_meta and _fault(parameter, slot.manifold):
+        if fault_of(parameter, slot.manifold):
             _assign(parameter, _random(slot.manifold, _dense(parameter)))
 
 
@@ -338,7 +340,7 @@ def _check_before_load(module: nn.Module, state_dict: dict[str, Any], prefix: st
         if value.is_meta:
             continue
         _check_dtype(value.dtype, key)
-        if fault := _fault(value, slot.manifold):
+        if fault := fault_of(value, slot.manifold):
             nearest = None if slot.on_load == "error" else _nearest(value, slot.manifold)
             if nearest is None:
                 faults.append(f"{key} {fault}")
@@ -359,7 +361,7 @@ def _nearest(x: Tensor, manifold: Manifold) -> Tensor | None:
         return None
     with torch.no_grad():
         y = manifold.nearest(x)
-    return None if _fault(y, manifold) else y
+    return None if fault_of(y, manifold) else y
 
 
 # ------------------------------------------------------------------ torch's registration hooks, the only global state
@@ -509,7 +511,7 @@ def _initial(name: str, parameter: nn.Parameter, manifold: Manifold, init: Init)
         return None
     if init == "random":
         return _random(manifold, _dense(parameter))
-    fault = _fault(parameter, manifold)
+    fault = fault_of(parameter, manifold)
     value = _nearest(parameter, manifold) if fault and init == "nearest" else None
     if fault and value is None:
         raise ValueError(f'{name} {fault}; init="nearest" moves a finite value there, init="random" draws a new one')
@@ -592,7 +594,7 @@ def assert_on_manifold(model: nn.Module, tol: float | None = None) -> None:
     faults = [
         f"{name} {fault}"
         for name, parameter, slot in _constrained(model)
-        if (fault := _fault(parameter, slot.manifold, tol))
+        if (fault := fault_of(parameter, slot.manifold, tol))
     ]
     if faults:
         raise AssertionError(

@@ -964,6 +964,17 @@ class TestMeasuring:
         assert max_residual(model) < 1e-12
 
     @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+    @pytest.mark.parametrize("wide", [torch.float32, torch.float64])
+    def test_a_half_precision_value_is_judged_as_such_in_any_dtype(self, dtype: torch.dtype, wide: torch.dtype) -> None:
+        model = Net(shape=(64, 64)).to(dtype).to(wide)
+        assert max_residual(model) > 1e-4
+        assert_on_manifold(model)
+        with torch.no_grad():
+            model.W.mul_(1 + 1e-4)
+        with pytest.raises(AssertionError, match="W is off"):
+            assert_on_manifold(model)
+
+    @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
     @pytest.mark.parametrize("shape", [(3, 3), (200, 200), (1000, 4)])
     def test_half_precision_modules(self, dtype: torch.dtype, shape: tuple[int, int]) -> None:
         net = Net(shape=shape).to(dtype)

@@ -8,8 +8,8 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from manopt_torch.manifolds import Manifold
-from manopt_torch.parameter import ManifoldParameter, param_groups
+from manopt_torch.manifolds import Euclidean, Manifold
+from manopt_torch.parameter import ManifoldParameter, fault_of, param_groups
 
 Group = dict[str, Any]
 #: a module, ``param_groups(module)``, groups with a ``"manifold"``, or a list of ``ManifoldParameter``
@@ -17,7 +17,11 @@ Params = nn.Module | Iterable[Any]
 
 
 def as_groups(params: Params) -> list[Group]:
-    """Any form of ``params`` as groups that each name their manifold; ``TypeError`` where a tensor has none."""
+    """Any form of ``params`` as groups that each name their manifold.
+
+    Raises ``TypeError`` where a tensor has none, ``ValueError`` where it was declared on another one, has a shape that
+    does not fit, or a value that is off the manifold: a step would not bring it back.
+    """
     if isinstance(params, nn.Module):
         return param_groups(params)
     items: list[Any] = [params] if isinstance(params, Tensor) else list(params)
@@ -42,6 +46,13 @@ def _with_manifold(group: Group) -> list[Group]:
         if own is not None and own != manifold:
             raise ValueError(f"{describe(tensor)} was declared on {own!r}, but its group says {manifold!r}")
         manifold.check_shape(tuple(tensor.shape))
+        # of a DTensor a collective call, which not every rank may make; flat space has nothing to be off
+        seen = type(tensor.detach()) is Tensor and not isinstance(manifold, Euclidean)
+        if seen and (fault := fault_of(tensor, manifold)):
+            raise ValueError(
+                f"{describe(tensor)} {fault}; p.copy_(manifold.nearest(p)) under torch.no_grad() moves it to a point. "
+                "Was it initialised after it was constrained?"
+            )
         members.setdefault(manifold, []).append(p)
     return [{**group, "params": params, "manifold": manifold} for manifold, params in members.items()]
 

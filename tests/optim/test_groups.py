@@ -203,3 +203,49 @@ def test_the_state_of_a_wrapped_torch_adam_is_taken_over():
     torch.testing.assert_close(ours.state[x]["exp_avg_sq"], wrapped.state[x]["exp_avg_sq"].sum())
     ours.step()
     assert Stiefel().residual(x.detach()) < 1e-13
+
+
+OFF = {
+    "kaiming after constrain": lambda p: nn.init.kaiming_uniform_(p),
+    "zeros": lambda p: nn.init.zeros_(p),
+    "turned and three times too long": lambda p: p.data.mul_(-3),
+    "NaN": lambda p: p.data.fill_(float("nan")),
+}
+
+
+@pytest.mark.parametrize("spoil", OFF.values(), ids=OFF)
+@pytest.mark.parametrize("M", [Stiefel(), Sphere(), SPD()])
+def test_a_start_off_the_manifold_is_refused(spoil, M):
+    torch.manual_seed(0)
+    good, bad = (ManifoldParameter(M, (4, 4)) for _ in range(2))
+    with torch.no_grad():
+        spoil(bad)
+    value = bad.detach().clone()
+    optimizers = [RiemannianSGD([good]), riemannian(torch.optim.Adam([{"params": [good], "manifold": M}]))]
+    message = r"a ManifoldParameter of shape \(4, 4\) is off .*p\.copy_\(manifold\.nearest\(p\)\) under torch\.no_grad"
+    for params in ([bad], [{"params": [good, bad], "manifold": M}]):
+        with pytest.raises(ValueError, match=message):
+            RiemannianAdam(params)
+    with pytest.raises(ValueError, match=message):
+        riemannian(torch.optim.Adam([{"params": [bad], "manifold": M}]))
+    for optimizer in optimizers:
+        with pytest.raises(ValueError, match=message):
+            optimizer.add_param_group({"params": [bad], "manifold": M})
+        assert len(optimizer.param_groups) == 1
+    assert bad.detach().equal(value) or bad.isnan().all(), "nothing is repaired unasked"
+
+
+def test_a_module_initialised_after_constrain_is_refused_by_its_optimizer():
+    net = constrain(nn.Linear(8, 8), "weight", Stiefel())
+    nn.init.kaiming_uniform_(net.weight)
+    with pytest.raises(ValueError, match=r"a Parameter of shape \(8, 8\) is off Stiefel\(\): residual"):
+        RiemannianSGD(net)
+    with torch.no_grad():
+        net.weight.copy_(Stiefel().nearest(net.weight))
+    RiemannianSGD(net)
+
+
+def test_values_that_nobody_has_yet_are_not_looked_at():
+    meta = constrain(nn.Linear(4, 4, device="meta"), "weight", Stiefel())
+    assert manifolds(RiemannianSGD(meta)) == manifolds(riemannian(torch.optim.SGD(param_groups(meta))))
+    RiemannianSGD([{"params": [nn.Parameter(torch.full((2,), torch.inf))], "manifold": Euclidean()}])
