@@ -423,6 +423,7 @@ def constrain(
     ``constrain(model, {"*.weight": Stiefel(), ...})`` takes globs (:mod:`fnmatch`) over ``model.named_parameters()``
     and returns (name, manifold) of what was constrained. On an error nothing at all has been changed.
 
+    A tensor that several modules share is declared in each of them, as far as they are parts of ``module``.
     A wide matrix, and the kernel of a convolution module, are constrained through their view (:func:`view_for`);
     elsewhere dimensions in front of a matrix are a batch of matrices.
 
@@ -474,7 +475,7 @@ def _declare(
     root: nn.Module, wanted: Mapping[str, Manifold], init: Init, on_load: OnLoad
 ) -> list[tuple[str, Manifold]]:
     taken = {id(parameter): (name, slot.manifold) for name, parameter, slot in _constrained(root)}
-    plan: list[tuple[str, nn.Module, nn.Parameter, Manifold, Tensor | None]] = []
+    plan: list[tuple[nn.Parameter, Manifold, Tensor | None]] = []
     for name, manifold in wanted.items():
         path, _, leaf = name.rpartition(".")
         owner = root.get_submodule(path)
@@ -496,13 +497,16 @@ def _declare(
                 f"{name} cannot be declared on {seen!r}: this tensor ({other}) is declared on {declared!r}; "
                 "release() its module first"
             )
-        plan.append((leaf, owner, parameter, seen, _initial(name, parameter, seen, init)))
-    for leaf, owner, parameter, manifold, value in plan:
+        plan.append((parameter, seen, _initial(name, parameter, seen, init)))
+    homes = [(owner, leaf, p) for owner in root.modules() for leaf, p in owner._parameters.items()]
+    for parameter, manifold, value in plan:
         if value is not None:
             _assign(parameter, value)
-        _write_slot(owner, leaf, _Slot(manifold, on_load))
+        for owner, leaf, p in homes:
+            if p is parameter:  # under every name, so that each of several tied modules knows
+                _write_slot(owner, leaf, _Slot(manifold, on_load))
     _guard_loading(root)
-    return [(name, manifold) for name, (*_, manifold, _value) in zip(wanted, plan, strict=True)]
+    return [(name, manifold) for name, (_, manifold, _) in zip(wanted, plan, strict=True)]
 
 
 def _initial(name: str, parameter: nn.Parameter, manifold: Manifold, init: Init) -> Tensor | None:

@@ -528,6 +528,24 @@ class TestTies:
         assert group["lr"] == 0.5
 
     @pytest.mark.parametrize("name", ["0.weight", "1.weight"])
+    def test_every_module_with_the_tensor_knows(self, name: str) -> None:
+        """A half of the model can be stepped, measured, reset, loaded and copied by itself."""
+        model = constrain(self.tied(), name, Stiefel())
+        for half in (*model, copy.deepcopy(model[0]), copy.deepcopy(model[1])):
+            assert list(named_manifolds(half)) == [("weight", Stiefel())]
+            assert [g["manifold"] for g in param_groups(half)] == [Stiefel()]
+            before = bits(half)
+            with pytest.raises(ValueError, match="weight is off"):
+                half.load_state_dict({"weight": 2 * before["weight"]})
+            assert_same_bits(half, before)
+            half.reset_parameters()
+            assert_on_manifold(half)
+            assert torch.dist(half.weight, before["weight"]) > 1e-2
+            half.weight.data.mul_(3)
+            assert max_residual(half) > 1
+        assert list(named_manifolds(release(model))) == []
+
+    @pytest.mark.parametrize("name", ["0.weight", "1.weight"])
     @pytest.mark.parametrize("bad", ["0.weight", "1.weight"])
     def test_loading_checks_every_name(self, name: str, bad: str) -> None:
         model = constrain(self.tied(), name, Stiefel())
@@ -540,6 +558,8 @@ class TestTies:
         model = constrain(self.tied(), "0.weight", Stiefel())
         with pytest.raises(ValueError, match=r"1.weight cannot be declared .*\(0.weight\) is declared on Stiefel"):
             constrain(model, "1.weight", Sphere())
+        model = self.tied()
+        constrain(model[0], "weight", Stiefel())
         constrain(model[1], "weight", Sphere())  # here nobody can know
         for check in (max_residual, assert_on_manifold, param_groups, lambda m: list(named_manifolds(m))):
             with pytest.raises(ValueError, match=r"0\.weight and 1\.weight are the same tensor"):
