@@ -10,147 +10,120 @@ Le, Jaitly and Hinton, 2015 (pixel by pixel); Wisdom et al., 2016 (full-capacity
 
 from __future__ import annotations
 
-import statistics
 import time
 from argparse import Namespace
-from concurrent.futures import ProcessPoolExecutor
-from multiprocessing import get_context
+from pathlib import Path
 from typing import Any
 
 import lightning as L
+import numpy as np
 import torch
 import torch.nn.functional as F
-from harness.cli import run_folder, settled, training_parser
-from harness.data import load_sequences, loader
+from harness.cli import parse, training_parser
+from harness.data import Splits, load_sequences, loader
+from harness.models import MODELS, SequenceModel, count_parameters, paper_size
 from harness.plots import confusion_matrix, learning_curve
-from harness.training import cosine, fit, make_optimizer
+from harness.study import study
+from harness.training import Sequences, fit, health, outcome
 from sklearn.linear_model import LogisticRegression
 from torch import Tensor
 
-from manopt_torch import max_residual
-from manopt_torch.nn import RealReadout, UnitaryRNN
-
 SEEDS = range(5)
+#: seed of the papers' order of pixels (Wisdom et al., 2016, released code)
+PERMUTATION = 92916
+PRESETS: dict[str, dict[str, Any]] = {
+    "paper": {
+        "init": "haar", "optimizer": "paper", "schedule": "constant", "lr": 1e-3, "epochs": 200, "patience": 5
+    },
+    "smoke": {"hidden": 6, "epochs": 1, "batch": 200, "lr": 0.01},
+}  # fmt: skip
 
 
-class Classifier(L.LightningModule):
-    """Class scores (B, classes) from the last state of a unitary RNN, for sequences (B, T, 1)."""
+class Classifier(Sequences):
+    """Class scores (B, classes) from the last state, for sequences (B, T, 1)."""
 
     def __init__(self, args: Namespace, classes: int) -> None:
-        super().__init__()
-        self.args = args
-        self.rnn = UnitaryRNN(1, args.hidden, batch_first=True, init=args.init)
-        self.readout = RealReadout(args.hidden, classes)
-        self.rnn.weight_hh.requires_grad_(not args.freeze_recurrence)
+        super().__init__(args, SequenceModel(args.model, 1, args.hidden, classes, start=args.init, last=True))
         self.predicted: list[Tensor] = []
 
-    def forward(self, pixels: Tensor) -> Tensor:
-        _, last = self.rnn(pixels)
-        return self.readout(last[0])
+    def loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        return F.cross_entropy(outputs, targets)
 
-    def training_step(self, batch: list[Tensor], index: int) -> Tensor:
-        pixels, labels = batch
-        loss = F.cross_entropy(self(pixels), labels)
-        self.log("train_loss", loss, on_step=False, on_epoch=True, prog_bar=True)
-        return loss
-
-    def validation_step(self, batch: list[Tensor], index: int) -> None:
-        pixels, labels = batch
-        scores = self(pixels)
-        accuracy = (scores.argmax(-1) == labels).float().mean()
-        self.log_dict({"val_loss": F.cross_entropy(scores, labels), "val_accuracy": accuracy}, prog_bar=True)
+    def scores(self, outputs: Tensor, targets: Tensor) -> dict[str, Tensor]:
+        return {"accuracy": (outputs.argmax(-1) == targets).float().mean()}
 
     def test_step(self, batch: list[Tensor], index: int) -> None:
         self.predicted.append(self(batch[0]).argmax(-1))
 
-    def configure_optimizers(self) -> Any:
-        args = self.args
-        optimizer = make_optimizer(self, args.optimizer, args.lr, args.lr_manifold, args.frame)
-        return cosine(optimizer, int(self.trainer.estimated_stepping_batches))
+
+def load(args: Namespace) -> Splits:
+    """The digits or the set in ``args.data``, its pixels in reading order or permuted; ``SystemExit`` without it."""
+    try:
+        data = load_sequences(args.data, args.seed)
+    except (OSError, ValueError) as error:
+        raise SystemExit(f"--data {args.data}: {error}") from error
+    if args.permuted:
+        order = torch.from_numpy(np.random.RandomState(PERMUTATION).permutation(data.steps))
+        for part in data[1:]:
+            part.tensors = (part.tensors[0][:, order], part.tensors[1])
+    return data
 
 
 def run(args: Namespace) -> dict[str, Any]:
     """Train, then read the test set once, with the parameters that were best in validation."""
     start = time.perf_counter()
-    out = run_folder(args.out, args.resume, "sequential_digits")
-    args = settled(args, out)
-    data = load_sequences(args.data, args.seed)
+    data = load(args)
     torch.set_num_threads(args.threads)
     L.seed_everything(args.seed, workers=True, verbose=False)
     model = Classifier(args, data.classes)
-    trainer = fit(model, loader(data.train, args.batch, args.seed), loader(data.validation, 500), args, out)
-    trainer.test(
-        model, loader(data.test, 500), ckpt_path=out / "checkpoints" / "best.ckpt", verbose=False, weights_only=True
-    )
+    trainer = fit(model, loader(data.train, args.batch, args.seed), loader(data.validation, 500), args)
+    out = Path(trainer.default_root_dir)
+    best = out / "checkpoints" / "best.ckpt"
+    trainer.test(model, loader(data.test, 500), ckpt_path=best, verbose=False, weights_only=True)
     labels, predictions = data.test.tensors[1], torch.cat(model.predicted)
     learning_curve(out / "csv", out / "learning_curve.png")
     confusion_matrix(labels.numpy(), predictions.numpy(), data.classes, out / "confusion.png")
-    return {
-        "accuracy": (labels == predictions).float().mean().item(),
-        "residual": max_residual(model),
-        "epochs": trainer.current_epoch,
-        "seconds": time.perf_counter() - start,
-        "out": out,
-    }
+    accuracy = (labels == predictions).float().mean().item()
+    return {**outcome(trainer, model, start), "score": accuracy, "parameters": count_parameters(model)}
 
 
 def logistic_regression(args: Namespace) -> dict[str, float]:
     """A linear classifier that sees all pixels at once, on the same split."""
     start = time.perf_counter()
-    data = load_sequences(args.data, args.seed)
+    data = load(args)
     (x, y), (x_test, y_test) = ((p.flatten(1).numpy(), c.numpy()) for p, c in (data.train.tensors, data.test.tensors))
     accuracy = LogisticRegression(max_iter=2000).fit(x, y).score(x_test, y_test)
-    return {"accuracy": accuracy, "seconds": time.perf_counter() - start}
-
-
-def study(args: Namespace) -> None:
-    """Five seeds each from the identity and from Haar, W trained and frozen; a table, printed and in study.md."""
-    out = run_folder(args.out, False, "sequential_digits_study")
-    columns = ["test accuracy, seed", *map(str, SEEDS), "mean", "residual", "epochs", "s per run"]
-    table = [f"| {' | '.join(columns)} |", "|---" * len(columns) + "|"]
-    print(*table, sep="\n", flush=True)
-    variants = {f"W from {i}, {f}": (i, f) for i in ("identity", "haar") for f in ("trained", "frozen")}
-    with ProcessPoolExecutor(args.jobs, get_context("spawn")) as pool:
-        rows = {}
-        for name, (init, state) in variants.items():
-            given = {**vars(args), "init": init, "freeze_recurrence": state == "frozen"}
-            runs = [Namespace(**{**given, "seed": s, "out": out / f"{init}-{state}-{s}"}) for s in SEEDS]
-            rows[name] = pool.map(run, runs)
-        rows["logistic regression"] = pool.map(logistic_regression, [Namespace(data=args.data, seed=s) for s in SEEDS])
-        for name, results in rows.items():
-            table.append(_row(name, list(results)))
-            print(table[-1], flush=True)
-    (out / "study.md").write_text("\n".join(table) + "\n")
-    print(f"table in {out / 'study.md'}")
-
-
-def _row(name: str, results: list[dict[str, float]]) -> str:
-    accuracies = [result["accuracy"] for result in results]
-    cells = [name, *(f"{a:.3f}" for a in accuracies), f"{statistics.mean(accuracies):.3f}"]
-    cells.append(f"{max(r['residual'] for r in results):.1e}" if "residual" in results[0] else "")
-    cells.append(f"{statistics.mean(r['epochs'] for r in results):.0f}" if "epochs" in results[0] else "")
-    return f"| {' | '.join(cells)} | {statistics.mean(r['seconds'] for r in results):.1f} |"
+    return {"score": accuracy, "seconds": time.perf_counter() - start}
 
 
 def main(argv: list[str] | None = None) -> None:
     """Command line: see ``--help``."""
-    parser = training_parser(__doc__, lr=2e-3, epochs=60, batch=50)
-    parser.add_argument("--hidden", type=int, default=64, help="units N (%(default)s)")
-    parser.add_argument(
-        "--init", default="identity", choices=("identity", "haar"), help="what W starts from (identity)"
-    )
-    parser.add_argument("--freeze-recurrence", action="store_true", help="keep W as it starts")
-    parser.add_argument("--study", action="store_true", help="five seeds, W trained and frozen; a table")
-    parser.add_argument("--jobs", type=int, default=2, help="processes of --study (%(default)s)")
-    args = parser.parse_args(argv)
+    parser = training_parser("sequential_digits", __doc__, lr=2e-3, epochs=60, batch=50)
+    add = parser.add_argument
+    add("--data", type=Path, metavar="FOLDER", help="a set in MNIST's format instead of the digits")
+    add("--permuted", action="store_true", help="pixels in one random order, the same for all pictures")
+    add("--model", default="full", choices=MODELS, help="(%(default)s)")
+    add("--hidden", type=int, help="units N (64; with --paper the paper's, by model)")
+    add("--init", default="identity", help="what W of the full and frozen model starts from (identity)")
+    add("--freeze-recurrence", dest="model", action="store_const", const="frozen", help="the same as --model frozen")
+    add("--study", action="store_true", help="five seeds, W trained and frozen; a table")
+    add("--jobs", type=int, default=2, help="processes of --study (%(default)s)")
+    args = parse(parser, argv, PRESETS)
+    args.hidden = args.hidden or (paper_size("sequential_digits", args.model) if args.paper else 64)
     if args.study:
-        if args.resume or args.freeze_recurrence:
+        if args.resume or args.model != "full":
             parser.error("--study starts all its runs anew, trained and frozen")
-        return study(args)
+        variants = {
+            f"W from {start}, {state}": {"init": start, "model": model, "out": f"{start}-{state}"}
+            for start in ("identity", "haar")
+            for state, model in (("trained", "full"), ("frozen", "frozen"))
+        }
+        return study(args, "test accuracy", SEEDS, run, variants, {"logistic regression": logistic_regression})
     result = run(args)
     print(
-        f"test accuracy {result['accuracy']:.4f}, residual of W {result['residual']:.1e}, {result['epochs']} epochs in "
-        f"{result['seconds']:.0f} s; logs, checkpoints and pictures in {result['out']}"
+        f"test accuracy {result['score']:.4f}, {health(result)}, {result['epochs']} epochs in "
+        f"{result['seconds']:.0f} s; {args.model}, N = {args.hidden}, {result['parameters']} parameters; "
+        f"logs, checkpoints and pictures in {result['out']}"
     )
 
 

@@ -4,81 +4,157 @@ from __future__ import annotations
 
 import argparse
 import json
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import torch
 
 import manopt_torch.optim
+from manopt_torch.optim.refusals import REFUSED
 
-#: what ``--optimizer`` accepts: ours by their names, and any of torch's, which is then wrapped by ``riemannian``
+#: what ``--optimizer`` accepts: the papers' recipe, ours by their names, and those of torch's that ``riemannian`` takes
+#: (Muon takes matrices only)
 OPTIMIZERS = (
+    "paper",
     *(name for name in manopt_torch.optim.__all__ if name.startswith("Riemannian") and name != "RiemannianOptimizer"),
     *(
         name
         for name, kind in vars(torch.optim).items()
-        if isinstance(kind, type) and issubclass(kind, torch.optim.Optimizer) and kind is not torch.optim.Optimizer
+        if isinstance(kind, type)
+        and issubclass(kind, torch.optim.Optimizer)
+        and kind not in (torch.optim.Optimizer, *REFUSED)
+        and name != "Muon"
     ),
 )
 
+#: what a resumed run may change
+FREE = {"resume", "out", "epochs", "iterations", "patience", "threads", "study", "jobs"}
 
-def training_parser(description: str, *, lr: float, epochs: int, batch: int) -> argparse.ArgumentParser:
-    """A parser with what every training run understands; an example adds its own."""
+
+def positive(text: str) -> int:
+    """A whole number from 1 up, for argparse."""
+    number = int(text)
+    if number < 1:
+        raise argparse.ArgumentTypeError(f"must be at least 1, got {number}")
+    return number
+
+
+def training_parser(
+    experiment: str,
+    description: str | None,
+    *,
+    lr: float,
+    batch: int,
+    epochs: int | None = None,
+    iterations: int | None = None,
+    optimizer: str = "RMSprop",
+    schedule: str = "cosine",
+) -> argparse.ArgumentParser:
+    """A parser with what every training run understands; an example adds its own.
+
+    An example trains for ``epochs`` over a set, or for ``iterations`` on batches drawn as it goes.
+    """
     parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.set_defaults(experiment=experiment)
     add = parser.add_argument
     add(
         "--optimizer",
-        default="RMSprop",
+        default=optimizer,
         choices=OPTIMIZERS,
         metavar="NAME",
-        help="ours, or any of torch.optim (RMSprop)",
+        help="'paper' (W by Cayley steps of fixed length, the rest by RMSprop), ours, or any of torch.optim "
+        "(%(default)s)",
     )
     add("--frame", default="ambient", choices=("ambient", "tangent"), help="of a wrapped torch optimizer (ambient)")
-    add("--lr", type=float, default=lr, help="learning rate, falling to zero along a cosine (%(default)s)")
+    add("--lr", type=float, default=lr, help="learning rate (%(default)s)")
     add("--lr-manifold", type=float, help="learning rate of constrained parameters, if another one")
-    add("--epochs", type=int, default=epochs, help="at most (%(default)s)")
-    add("--batch", type=int, default=batch, help="sequences per step (%(default)s)")
+    add(
+        "--schedule",
+        default=schedule,
+        choices=("cosine", "constant"),
+        help="of the learning rate: to zero along half a cosine, or none (%(default)s)",
+    )
+    if iterations is None:
+        add("--epochs", type=positive, default=epochs, help="at most (%(default)s)")
+        patience = (epochs or 0) // 3
+    else:
+        add("--iterations", type=positive, default=iterations, help="at most (%(default)s)")
+        add("--every", type=positive, default=100, help="iterations between two validations (%(default)s)")
+        patience = iterations
+    add("--batch", type=positive, default=batch, help="sequences per step (%(default)s)")
     add(
         "--patience",
-        type=int,
-        default=epochs // 3,
-        help="epochs without a better validation loss, then stop (%(default)s)",
+        type=positive,
+        default=patience,
+        help="validations without a lower loss, then stop (%(default)s)",
     )
     add("--seed", type=int, default=0, help="of split, initial values and batches (%(default)s)")
-    add("--threads", type=int, default=1, help="of torch; more do not pay for small matrices (%(default)s)")
-    add("--data", type=Path, metavar="FOLDER", help="a real set instead of the bundled one")
+    add("--threads", type=positive, default=1, help="of torch; more do not pay for small matrices (%(default)s)")
     add("--out", type=Path, metavar="FOLDER", help="where results go (a new one under runs/)")
     add("--resume", action="store_true", help="continue the run in --out (the newest under runs/)")
+    add("--paper", action="store_true", help="sizes and optimizer of the publication")
+    add("--smoke", action="store_true", help="sizes that run in seconds and learn nothing")
     return parser
 
 
-def run_folder(out: Path | None, resume: bool, experiment: str) -> Path:
-    """The folder of this run, made if it is new: ``out``, or runs/EXPERIMENT/NUMBER.
+def parse(
+    parser: argparse.ArgumentParser, argv: list[str] | None, presets: Mapping[str, dict[str, Any]]
+) -> argparse.Namespace:
+    """The settings of a run: what ``argv`` says, else what the preset says whose flag is given, else the defaults.
 
-    Raises ``SystemExit`` if there is nothing to resume, or if a new run would mix with an old one.
+    A resumed run has the settings that it was started with, and ``argv`` may change those in ``FREE``.
     """
-    runs = Path("runs") / experiment
-    numbers = sorted(int(path.name) for path in runs.glob("*") if path.name.isdigit())
-    if out is None:
-        out = runs / str((numbers or [0])[-1] if resume else (numbers or [-1])[-1] + 1)
+    args = parser.parse_args(argv)
+    for flag, values in presets.items():
+        if getattr(args, flag):
+            args = parser.parse_args(argv, argparse.Namespace(**values))
+    if args.resume:
+        if args.out is None:
+            runs = Path("runs") / args.experiment
+            done = [int(p.parts[-3]) for p in runs.glob("*/checkpoints/last.ckpt") if p.parts[-3].isdigit()]
+            args.out = runs / str(max(done, default=0))
+        last = args.out / "checkpoints" / "last.ckpt"
+        if not last.is_file():
+            raise SystemExit(f"nothing to resume: {last} does not exist; name the run's folder by --out")
+        kept = json.loads((args.out / "settings.json").read_text())
+        kept["out"] = args.out
+        if kept.get("data"):
+            kept["data"] = Path(kept["data"])
+        args = parser.parse_args(argv, argparse.Namespace(**kept))
+        changed = [name for name in kept if name not in FREE and getattr(args, name) != kept[name]]
+        if changed:
+            parser.error(f"the run in {args.out} has another {', '.join(changed)}: start a new one")
+    if hasattr(args, "iterations"):
+        args.epochs = -(-args.iterations // args.every)
+    return args
+
+
+def claim(args: argparse.Namespace) -> Path:
+    """Make the folder of a run, ``args.out`` or the next runs/EXPERIMENT/NUMBER, and keep the settings in it.
+
+    Raises ``SystemExit`` if a new run would mix with an old one, or a finished one has nothing left to do.
+    """
+    out = args.out or new_folder(Path("runs") / args.experiment)
     last = out / "checkpoints" / "last.ckpt"
-    if resume and not last.is_file():
-        raise SystemExit(f"nothing to resume: {last} does not exist; name the run's folder by --out")
-    if last.is_file() and not resume:
+    if args.resume:
+        done = torch.load(last, weights_only=True)["epoch"] + 1
+        if done >= args.epochs:
+            raise SystemExit(f"{out} has had its {done} epochs: to go on, ask for more")
+    elif last.is_file():
         raise SystemExit(f"{out} holds a run already: continue it with --resume, or name another --out")
     out.mkdir(parents=True, exist_ok=True)
+    kept = {name: value for name, value in vars(args).items() if name not in ("resume", "out")}
+    (out / "settings.json").write_text(json.dumps(kept, default=str))
     return out
 
 
-#: what a resumed run may change
-FREE = {"resume", "out", "epochs", "patience", "threads", "study", "jobs"}
-
-
-def settled(args: argparse.Namespace, out: Path) -> argparse.Namespace:
-    """``args``, kept in the folder of a new run; a resumed run has those it was started with, but for ``FREE`` ones."""
-    file = out / "settings.json"
-    if args.resume and file.exists():
-        kept = json.loads(file.read_text())
-        kept["data"] = kept["data"] and Path(kept["data"])
-        return argparse.Namespace(**{**vars(args), **kept})
-    file.write_text(json.dumps({k: v for k, v in vars(args).items() if k not in FREE}, default=str))
-    return args
+def new_folder(runs: Path) -> Path:
+    """Make runs/NUMBER with the next number."""
+    number = max((int(path.name) for path in runs.glob("*") if path.name.isdigit()), default=-1) + 1
+    while True:  # another run may start at the same time
+        try:
+            (runs / str(number)).mkdir(parents=True)
+            return runs / str(number)
+        except FileExistsError:
+            number += 1

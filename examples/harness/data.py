@@ -1,10 +1,11 @@
-"""Labelled sequences: scikit-learn's digits, which need no download, and sets in MNIST's idx format."""
+"""Sequences: scikit-learn's digits, which need no download, sets in MNIST's idx format, and generated ones."""
 
 from __future__ import annotations
 
 import gzip
 import math
 import struct
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -14,7 +15,7 @@ from numpy.typing import NDArray
 from sklearn.datasets import load_digits
 from sklearn.model_selection import train_test_split
 from torch import Tensor
-from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
+from torch.utils.data import DataLoader, Dataset, DistributedSampler, Sampler, TensorDataset
 
 #: share of the digits that is held out for the test, and size of the validation split of either set
 DIGITS_TEST, DIGITS_VALIDATION, MNIST_VALIDATION = 360, 180, 5000
@@ -66,6 +67,56 @@ def loader(dataset: TensorDataset, batch: int, shuffle_seed: int | None = None) 
         dataset, num_replicas=1, rank=0, seed=shuffle_seed
     )  # Lightning sets its epoch
     return DataLoader(dataset, batch_size=batch, sampler=order, drop_last=True)
+
+
+#: (batch, generator) -> inputs (batch, T, M), targets (batch, ...)
+Draw = Callable[[int, torch.Generator], tuple[Tensor, Tensor]]
+#: the streams of random numbers: training, validation, the 1,000 sequences of a stop, the 1,000 of the result
+TRAIN, VALIDATION, CONFIRMATION, TEST = range(4)
+
+
+class Generated(Dataset[tuple[Tensor, Tensor]]):
+    """Batches drawn when they are asked for; number i depends on ``seed``, ``stream`` and i alone."""
+
+    def __init__(self, draw: Draw, batch: int, batches: int, seed: int, stream: int) -> None:
+        self.draw, self.batch, self.batches, self.seed, self.stream = draw, batch, batches, seed, stream
+
+    def __len__(self) -> int:
+        return self.batches
+
+    def __getitem__(self, i: int) -> tuple[Tensor, Tensor]:
+        if not 0 <= i < self.batches:
+            raise IndexError(f"there are {self.batches} batches, and number {i} was asked for")
+        key = np.random.SeedSequence((self.seed, self.stream, i)).generate_state(1, np.uint64)
+        return self.draw(self.batch, torch.Generator().manual_seed(int(key[0])))
+
+
+class _Epoch(Sampler[int]):
+    """The numbers of the batches of one epoch, which Lightning sets: a resumed run goes on where it stopped."""
+
+    def __init__(self, every: int) -> None:
+        self.every, self.epoch = every, 0
+
+    def set_epoch(self, epoch: int) -> None:
+        self.epoch = epoch
+
+    def __len__(self) -> int:
+        return self.every
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(range(self.epoch * self.every, (self.epoch + 1) * self.every))
+
+
+def generated(draw: Draw, batch: int, seed: int, *, every: int, epochs: int) -> DataLoader[tuple[Tensor, Tensor]]:
+    """Training batches, ``every`` in an epoch, none of them seen twice."""
+    batches = Generated(draw, batch, every * epochs, seed, TRAIN)
+    return DataLoader(batches, batch_size=None, sampler=_Epoch(every))
+
+
+def fresh(draw: Draw, sequences: int, batch: int, seed: int, stream: int) -> DataLoader[tuple[Tensor, Tensor]]:
+    """About so many ``sequences`` for evaluation, the same each time: at least one batch, and only whole ones."""
+    batch = min(batch, sequences)
+    return DataLoader(Generated(draw, batch, sequences // batch, seed, stream), batch_size=None)
 
 
 def read_idx(path: Path) -> NDArray[np.uint8]:

@@ -11,8 +11,8 @@ from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
 
-def learning_curve(logs: Path, picture: Path) -> None:
-    """Loss of training and validation, and validation accuracy, over epochs.
+def read_logs(logs: Path) -> dict[str, dict[int, float]]:
+    """Every logged quantity by epoch.
 
     ``logs`` is the folder of Lightning's CSV logs; a resumed run has several versions in it, of which the last counts.
     """
@@ -23,18 +23,38 @@ def learning_curve(logs: Path, picture: Path) -> None:
                 for name, value in row.items():
                     if value and name not in ("epoch", "step"):
                         curves[name][int(row["epoch"])] = float(value)
+    return curves
+
+
+def learning_curve(
+    logs: Path,
+    picture: Path,
+    *,
+    loss: str = "cross-entropy",
+    score: str | None = "accuracy",
+    every: int | None = None,
+    baseline: tuple[str, float] | None = None,
+) -> None:
+    """Loss of training and validation, and the validation ``score`` if there is one, over epochs.
+
+    Over iterations if an epoch has ``every`` of them. ``baseline``, a name and a loss, is drawn as a dashed line.
+    """
+    curves = read_logs(logs)
     figure = Figure(figsize=(7, 4), layout="constrained")
-    loss = figure.subplots()
-    accuracy = loss.twinx()
-    for axes, name, label, style in (
-        (loss, "train_loss", "training loss", "C0-"),
-        (loss, "val_loss", "validation loss", "C1-"),
-        (accuracy, "val_accuracy", "validation accuracy", "C2--"),
-    ):
-        axes.plot([epoch + 1 for epoch in curves[name]], list(curves[name].values()), style, label=label)
-    loss.set(xlabel="epoch", ylabel="cross-entropy", ylim=(0, None))
-    accuracy.set(ylabel="accuracy", ylim=(0, 1))
-    figure.legend(loc="outside upper center", ncols=3)
+    left = figure.subplots()
+    drawn = [(left, "train_loss", "training loss", "C0-"), (left, "val_loss", "validation loss", "C1-")]
+    if score:
+        right = left.twinx()
+        right.set(ylabel=score, ylim=(0, 1.02))
+        drawn.append((right, f"val_{score}", f"validation {score}", "C2--"))
+    for axes, name, label, style in drawn:
+        x = [(epoch + 1) * (every or 1) for epoch in curves[name]]
+        axes.plot(x, list(curves[name].values()), style, label=label)
+    if baseline:
+        left.axhline(baseline[1], color="0.3", linestyle=":", label=baseline[0])
+    left.set(xlabel="iterations" if every else "epoch", ylabel=loss, ylim=(0, None))
+    left.grid(alpha=0.3)
+    figure.legend(loc="outside upper center", ncols=4)
     figure.savefig(picture, dpi=120)
 
 

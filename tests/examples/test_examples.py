@@ -1,15 +1,18 @@
-"""Both examples at tiny settings: files, numbers, resuming, freezing, and data in MNIST's format."""
+"""PCA and digits at tiny settings: files, numbers, resuming, freezing, and data in MNIST's format."""
 
 import copy
 import gzip
 import importlib
 import re
 import struct
+from argparse import Namespace
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+
+from manopt_torch import named_manifolds
 
 pytest.importorskip("lightning")
 EXAMPLES = Path(__file__).parents[2] / "examples"
@@ -126,8 +129,28 @@ def test_folders_of_runs_are_not_mixed_up(digits):
         digits.main([*TINY, "--out", "elsewhere", "--resume"])
     with pytest.raises(SystemExit, match="nothing to resume"):
         digits.main([*TINY, "--resume"])
+    with pytest.raises(SystemExit, match="run has had its 1 epochs"):
+        digits.main(["--out", "run", "--resume"])
+    with pytest.raises(SystemExit, match="--data elsewhere: .*elsewhere lacks train-images"):
+        digits.main([*TINY, "--data", "elsewhere"])
     assert not Path("elsewhere").exists()
     assert not Path("runs").exists()
+
+
+def test_resume_keeps_the_settings_and_takes_the_newest_run_that_began(digits, capsys):
+    digits.main([*TINY, "--freeze-recurrence", "--epochs", "1"])
+    Path("runs/sequential_digits/7").mkdir()  # a start that failed
+    with pytest.raises(SystemExit):
+        digits.main(["--resume", "--epochs", "2", "--hidden", "7"])
+    assert "sequential_digits/0 has another hidden" in capsys.readouterr().err
+    before = checkpoint("runs/sequential_digits/0")["state_dict"]
+    digits.main(["--resume", "--epochs", "2"])
+    after = checkpoint("runs/sequential_digits/0")
+    assert after["epoch"] == 1
+    for name, value in after["state_dict"].items():
+        assert torch.equal(value, before[name]) == name.endswith("weight_hh"), name
+    digits.main([*TINY, "--smoke"])
+    assert Path("runs/sequential_digits/8/checkpoints/last.ckpt").is_file()
 
 
 @pytest.mark.parametrize("initial", ["identity", "haar"])
@@ -139,11 +162,15 @@ def test_frozen_recurrence_stays_bitwise_and_everything_else_trains(digits, init
         digits.main([*TINY, "--init", initial, "--epochs", "1", "--out", out, *flag])
         states[frozen] = checkpoint(out)["state_dict"]
     torch.manual_seed(0)  # as the run's seed
-    start = digits.UnitaryRNN(1, 6, batch_first=True, init=initial).state_dict()
-    assert torch.equal(states[True]["rnn.weight_hh"], start["weight_hh"])
-    assert not torch.equal(states[False]["rnn.weight_hh"], start["weight_hh"])
-    for name in ("weight_ih", "h0", "modrelu.bias"):
-        assert not torch.equal(states[True][f"rnn.{name}"], start[name]), name
+    start = digits.SequenceModel("full", 1, 6, 10, start=initial, last=True)
+    (recurrence, _), *others = named_manifolds(start)
+    assert not others
+    start = start.state_dict()
+    assert torch.equal(states[True][f"model.{recurrence}"], start[recurrence])
+    assert not torch.equal(states[False][f"model.{recurrence}"], start[recurrence])
+    assert start.keys() - {recurrence}
+    for name in start.keys() - {recurrence}:
+        assert not torch.equal(states[True][f"model.{name}"], start[name]), name
 
 
 @pytest.mark.parametrize("name", ["RiemannianSGD", "RiemannianAdam", "Adam", "SGD"])
@@ -164,11 +191,22 @@ def test_learning_rate_of_the_recurrence(digits, flags, rate):
 
 
 def test_refused_optimizer_is_named(digits, capsys):
-    with pytest.raises(ValueError, match="LBFGS"):
-        digits.main([*TINY, "--optimizer", "LBFGS", "--out", "run"])
-    with pytest.raises(SystemExit):
-        digits.main([*TINY, "--optimizer", "Nadamax", "--out", "other"])
-    assert "Nadamax" in capsys.readouterr().err
+    for name in ("LBFGS", "ASGD", "Adafactor", "SparseAdam", "Nadamax"):
+        with pytest.raises(SystemExit):
+            digits.main([*TINY, "--optimizer", name])
+        assert re.search(f"invalid choice: '{name}' .*'paper', .*'RiemannianAdam', .*'AdamW'", capsys.readouterr().err)
+    with pytest.raises(SystemExit, match="--optimizer Rprop: .*use frame='tangent'"):
+        digits.main([*TINY, "--optimizer", "Rprop"])
+    assert not Path("runs").exists()
+
+
+def test_every_optimizer_on_offer_can_be_had(digits):
+    from harness.cli import OPTIMIZERS
+    from harness.training import make_optimizer
+
+    model = digits.SequenceModel("full", 1, 6, 10)
+    for name in OPTIMIZERS:
+        assert isinstance(make_optimizer(model, name, 1e-3, frame="tangent"), torch.optim.Optimizer), name
 
 
 def test_study_prints_and_keeps_one_table(digits, monkeypatch, capsys):
@@ -187,7 +225,8 @@ def test_study_prints_and_keeps_one_table(digits, monkeypatch, capsys):
     assert len({len(row) for row in rows}) == 1
     assert float(rows[-1][1]) > 0.9  # the linear classifier on all pixels
     for name in ("identity", "haar"):
-        weight = checkpoint(f"study/{name}-frozen-0")["state_dict"]["rnn.weight_hh"]
+        state = checkpoint(f"study/{name}-frozen-0")["state_dict"]
+        (weight,) = (value for key, value in state.items() if key.endswith("weight_hh"))
         assert torch.equal(weight, torch.eye(6, dtype=weight.dtype)) == (name == "identity")
     with pytest.raises(SystemExit):
         digits.main([*TINY, "--study", "--resume", "--out", "study"])
@@ -211,6 +250,16 @@ def mnist(path):
         (folder / f"{prefix}-images-idx3-ubyte{suffix}").write_bytes(pack(idx(images)))
         (folder / f"{prefix}-labels-idx1-ubyte{suffix}").write_bytes(pack(idx(labels)))
     return folder
+
+
+def test_permuted_pixels_are_those_of_the_papers(digits):
+    plain, permuted = (
+        digits.load(Namespace(data=None, seed=0, permuted=flag)).test.tensors for flag in (False, True)
+    )
+    order = np.random.RandomState(92916).permutation(64)
+    assert torch.equal(permuted[0], plain[0][:, torch.from_numpy(order)])
+    assert torch.equal(permuted[1], plain[1])
+    digits.main([*TINY, "--permuted", "--smoke", "--model", "lstm"])
 
 
 def test_idx_files(digits, mnist, monkeypatch, capsys):
