@@ -1,4 +1,4 @@
-"""Initialisations that ``torch.nn.init`` lacks: complex tensors, and Haar-distributed weights of any dtype."""
+"""Initialisations that ``torch.nn.init`` lacks: complex tensors, and orthogonal and unitary weights of any dtype."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from manopt_torch.manifolds import Stiefel, view_for
+from manopt_torch.nn.factors import phases, random_permutation, restricted, unit
 
 
 @torch.no_grad()
@@ -36,3 +37,76 @@ def haar_(tensor: Tensor, generator: torch.Generator | None = None) -> Tensor:
     manifold = view_for(Stiefel(), tuple(tensor.shape))
     value = manifold.random(*tensor.shape, dtype=tensor.dtype, device=tensor.device, generator=generator)
     return tensor.copy_(value)
+
+
+@torch.no_grad()
+def restricted_(tensor: Tensor, generator: torch.Generator | None = None) -> Tensor:
+    """Fill complex matrices (*P, N, N) in place with random ones of the form D3 R2 F⁻¹ D2 P R1 F D1.
+
+    θ uniform on (−π, π), reflection vectors uniform on a cube, P uniform among the permutations: what the full-capacity
+    W of Wisdom et al. (2016, released code) starts from. The form is that of Arjovsky, Shah and Bengio (2016, eq. 6).
+
+    Raises:
+        ValueError: if the matrices are not square or not complex.
+    """
+    *P, N = _square(tensor, "restricted_")
+    if not tensor.is_complex():
+        raise ValueError(
+            f"restricted_ fills complex tensors, as the Fourier transform is complex, got {tensor.dtype}: haar_, "
+            "henaff_ and cayley_angle_ fill real ones"
+        )
+    theta = uniform_(tensor.real.new_empty(*P, 3, N), math.pi, generator)
+    reflection = uniform_(tensor.new_empty(*P, 2, N), 1, generator)
+    permutation = random_permutation(*P, N, device=tensor.device, generator=generator)
+    rows = torch.eye(N, dtype=tensor.dtype, device=tensor.device).expand(*P, N, N)
+    # its rows are (W eᵢ)ᵀ: the transposed matrix
+    columns = restricted(rows, phases(theta), unit(reflection), permutation)
+    return tensor.copy_(torch.einsum("...ij->...ji", columns))
+
+
+@torch.no_grad()
+def henaff_(tensor: Tensor, generator: torch.Generator | None = None) -> Tensor:
+    """Fill matrices (*P, N, N) in place with 2×2 rotations along the diagonal, by angles uniform on (−π, π).
+
+    Henaff, Szlam and LeCun (2016), "Recurrent orthogonal networks and long-memory tasks". Complex tensors
+    are given real values too. For odd N the last diagonal entry is 1.
+
+    Raises:
+        ValueError: if the matrices are not square.
+    """
+    return _rotations_(tensor, "henaff_", -math.pi, math.pi, generator)
+
+
+@torch.no_grad()
+def cayley_angle_(tensor: Tensor, generator: torch.Generator | None = None) -> Tensor:
+    """Fill matrices (*P, N, N) in place with the Cayley transform (I + A)⁻¹(I − A) of 2×2 blocks [[0, s], [−s, 0]].
+
+    s = √((1 − cos t)/(1 + cos t)) = tan(t/2), t uniform on (0, π/2): a block becomes the rotation by t.
+    Helfrich, Willmott and Ye (2018), "Orthogonal recurrent neural networks with scaled Cayley transform". Complex
+    tensors are given real values too. For odd N the last diagonal entry is 1.
+
+    Raises:
+        ValueError: if the matrices are not square.
+    """
+    return _rotations_(tensor, "cayley_angle_", 0, math.pi / 2, generator)
+
+
+def _rotations_(tensor: Tensor, name: str, low: float, high: float, generator: torch.Generator | None) -> Tensor:
+    """[[cos t, −sin t], [sin t, cos t]] along the diagonal, t uniform between ``low`` and ``high``."""
+    *P, N = _square(tensor, name)
+    real = tensor.dtype.to_real()
+    t = torch.empty(*P, N // 2, dtype=real, device=tensor.device).uniform_(low, high, generator=generator)
+    top = torch.arange(0, N - 1, 2, device=tensor.device)
+    tensor.zero_()
+    tensor.diagonal(dim1=-2, dim2=-1).fill_(1)
+    tensor[..., top, top] = tensor[..., top + 1, top + 1] = t.cos().to(tensor.dtype)
+    tensor[..., top, top + 1] = -t.sin().to(tensor.dtype)
+    tensor[..., top + 1, top] = t.sin().to(tensor.dtype)
+    return tensor
+
+
+def _square(tensor: Tensor, name: str) -> tuple[int, ...]:
+    """(*P, N) of matrices (*P, N, N)."""
+    if tensor.dim() < 2 or tensor.shape[-1] != tensor.shape[-2]:
+        raise ValueError(f"{name} fills square matrices (*P, N, N), got shape {tuple(tensor.shape)}")
+    return tuple(tensor.shape[:-1])
