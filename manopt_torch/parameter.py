@@ -265,8 +265,22 @@ def _constrained(module: nn.Module) -> Iterator[tuple[str, nn.Parameter, _Slot]]
                 yield name, parameter, slot
 
 
+#: Modules with a slot, and how many slots were ever written: for optimizers, which hold tensors and know no module.
+_owners: WeakSet[nn.Module] = WeakSet()
+slots_written = 0
+
+
+def declared() -> dict[int, Manifold]:
+    """id -> manifold of every parameter with a slot, whatever its module; not in copied and unpickled modules."""
+    slots = ((owner._parameters.get(leaf), slot) for owner in list(_owners) for leaf, slot in _slots(owner).items())
+    return {id(parameter): slot.manifold for parameter, slot in slots if parameter is not None}
+
+
 def _write_slot(owner: nn.Module, leaf: str, slot: _Slot) -> None:
+    global slots_written
     vars(owner).setdefault("_slots", {})[leaf] = slot
+    _owners.add(owner)
+    slots_written += 1
     if hasattr(type(owner), "reset_parameters"):
         vars(owner)["reset_parameters"] = _WrappedHook(_reset_parameters, owner)
 

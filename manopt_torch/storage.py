@@ -107,16 +107,16 @@ class Bucket:
 
 
 class Buckets:
-    """The parameters of one group that have a gradient, as buckets; the plan is kept until membership changes."""
+    """The parameters of one group that have a gradient, as buckets; planned anew when membership or manifold change."""
 
     def __init__(self) -> None:
-        self.signature: list[int] = []
+        self.signature: list[Any] = []
         self.buckets: list[Bucket] = []
 
     def of(self, group: dict[str, Any], state: Mapping[Tensor, dict[str, Any]]) -> list[Bucket]:
         params = [p for p in group["params"] if p.grad is not None]
         states = [state[p] for p in params]
-        signature = [*map(id, params), *map(id, states), *map(len, states)]
+        signature = [group["manifold"], *map(id, params), *map(id, states), *map(len, states)]
         if signature != self.signature:
             self.buckets = [
                 Bucket(group["manifold"], chunk, [state[p] for p in chunk])
@@ -129,14 +129,16 @@ class Buckets:
 def partition(
     manifold: Manifold, params: Sequence[Tensor], key: Callable[[Tensor], Any] = lambda p: None
 ) -> list[list[Tensor]]:
-    """``params`` in lists that can be stacked, each of at most ``CHUNK_BYTES``; alike also in ``key(p)``.
+    """``params``, all with a gradient, in lists that can be stacked, each of at most ``CHUNK_BYTES``.
+
+    Those in one list are alike also in ``key(p)``.
 
     Raises ``ValueError`` for a shape that the manifold refuses.
     """
     alike: dict[tuple[Any, ...], list[Tensor]] = {}
     for p in params:
         manifold.check_shape(tuple(p.shape))
-        alike.setdefault((p.shape, p.dtype, p.device, type(p.grad), key(p)), []).append(p)
+        alike.setdefault((p.shape, p.dtype, p.device, type(p.grad), p.grad.layout, key(p)), []).append(p)
     chunks = []
     for members in alike.values():
         size = max(1, CHUNK_BYTES // max(1, members[0].numel() * members[0].element_size()))

@@ -114,6 +114,18 @@ def test_membership_follows_gradients_shapes_and_dtypes():
     assert [len(b.params) for b in buckets.of(group, state)] == [1, 1, 2, 1], "one at its first step, one not"
 
 
+def test_another_manifold_of_the_group_is_taken_up():
+    params = parameters(2, 4, 2)
+    state: dict = {p: {} for p in params}
+    group = {"params": params, "manifold": Stiefel()}
+    buckets = Buckets()
+    plan = buckets.of(group, state)
+    group["manifold"] = Stiefel()
+    assert buckets.of(group, state) is plan, "an equal one changes nothing"
+    group["manifold"] = Stiefel(retraction="qr")
+    assert [b.manifold for b in buckets.of(group, state)] == [Stiefel(retraction="qr")]
+
+
 def test_chunks_are_bounded(monkeypatch):
     params = parameters(5, 4, 2)
     monkeypatch.setattr(storage, "CHUNK_BYTES", 2 * 4 * 2 * 4)
@@ -127,5 +139,9 @@ def test_sparse_gradients_and_wrong_shapes_are_refused():
     p.grad = torch.sparse_coo_tensor(torch.tensor([[1]]), torch.ones(1, 2), (4, 2), check_invariants=True)
     with pytest.raises(ValueError, match="sparse=False"):
         Bucket(Stiefel(), [p], [{}]).gather()
+    params = [*parameters(1, 4, 2), p, *parameters(1, 4, 2)]
+    assert [len(chunk) for chunk in partition(Stiefel(), params)] == [2, 1], "dense and sparse are not stacked"
+    with pytest.raises(ValueError, match="sparse=False"):
+        [bucket.gather() for bucket in Buckets().of({"params": params, "manifold": Stiefel()}, {q: {} for q in params})]
     with pytest.raises(ValueError, match="view_for"):
         partition(Stiefel(), [torch.nn.Parameter(torch.randn(2, 4))])

@@ -10,7 +10,14 @@ import torch
 from torch import Tensor
 
 from manopt_torch.manifolds import Manifold
-from manopt_torch.optim.groups import Group, Params, as_groups, with_live_manifolds, with_manifold_names
+from manopt_torch.optim.groups import (
+    Group,
+    Params,
+    as_groups,
+    refuse_late_declarations,
+    with_live_manifolds,
+    with_manifold_names,
+)
 from manopt_torch.precision import WIDER
 from manopt_torch.storage import Buckets
 
@@ -51,6 +58,7 @@ class RiemannianOptimizer(torch.optim.Optimizer, abc.ABC):
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """One step; ``closure`` re-evaluates the model and returns the loss, and is run with gradients enabled."""
+        refuse_late_declarations(self)
         loss = evaluate(closure)
         plans = self.__dict__.setdefault("_plans", {})
         computed = []
@@ -113,3 +121,12 @@ def evaluate(closure: Callable[[], Any] | None) -> Any:
     """The loss that ``closure`` returns, run with gradients enabled whatever the caller's mode; None without one."""
     with torch.enable_grad():
         return None if closure is None else closure()
+
+
+def require(**settings: float | Tensor) -> None:
+    """Raise ``ValueError`` for a setting that is not a number >= 0."""
+    for name, value in settings.items():
+        if isinstance(value, Tensor) and value.numel() != 1:
+            raise ValueError(f"{name} must be a number or a tensor of one element, got shape {tuple(value.shape)}")
+        if not value >= 0:
+            raise ValueError(f"{name} must be a number >= 0, got {value}")

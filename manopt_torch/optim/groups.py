@@ -6,8 +6,10 @@ import warnings
 from collections.abc import Iterable
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
+from manopt_torch import parameter
 from manopt_torch.manifolds import Euclidean, Manifold
 from manopt_torch.parameter import ManifoldParameter, fault_of, param_groups
 
@@ -57,6 +59,29 @@ def _with_manifold(group: Group) -> list[Group]:
     return [{**group, "params": params, "manifold": manifold} for manifold, params in members.items()]
 
 
+def refuse_late_declarations(optimizer: torch.optim.Optimizer) -> None:
+    """Raise ``ValueError`` where a parameter is declared, since ``optimizer`` was built, on another kind of manifold.
+
+    Every step asks; nothing is looked at unless a slot was written somewhere, or a group was given another manifold,
+    since the last time. Another option of the same manifold is the group's to choose.
+    """
+    if torch.compiler.is_compiling() or vars(optimizer).get("_known") == (
+        known := (parameter.slots_written, *(group.get("manifold") for group in optimizer.param_groups))
+    ):
+        return
+    declared = parameter.declared()
+    for group in optimizer.param_groups:
+        manifold = group.get("manifold")
+        for p in group["params"]:
+            own = p.manifold if isinstance(p, ManifoldParameter) else declared.get(id(p), manifold)
+            if type(own) is not type(manifold):
+                raise ValueError(
+                    f"{describe(p)} is declared on {own!r}, but its group in the optimizer says {manifold!r}: "
+                    "constrain first, then build the optimizer"
+                )
+    vars(optimizer)["_known"] = known
+
+
 def describe(p: Any) -> str:
     """What an error message calls a parameter."""
     return f"a {type(p).__name__} of shape {tuple(p.shape)}" if isinstance(p, Tensor) else repr(p)
@@ -81,12 +106,3 @@ def with_live_manifolds(state_dict: dict[str, Any], live: list[Group]) -> dict[s
         settings = {k: v for k, v in own.items() if k != "params"}
         groups.append({**settings, **saved, **({"manifold": present} if present is not None else {})})
     return {**state_dict, "param_groups": groups + state_dict["param_groups"][len(groups) :]}
-
-
-def require(**settings: float | Tensor) -> None:
-    """Raise ``ValueError`` for a setting that is not a number >= 0."""
-    for name, value in settings.items():
-        if isinstance(value, Tensor) and value.numel() != 1:
-            raise ValueError(f"{name} must be a number or a tensor of one element, got shape {tuple(value.shape)}")
-        if not value >= 0:
-            raise ValueError(f"{name} must be a number >= 0, got {value}")

@@ -7,8 +7,8 @@ from typing import ClassVar
 from torch import Tensor
 
 from manopt_torch.manifolds import Manifold
-from manopt_torch.optim.base import RiemannianOptimizer, State
-from manopt_torch.optim.groups import Group, Params, require
+from manopt_torch.optim.base import RiemannianOptimizer, State, require
+from manopt_torch.optim.groups import Group, Params
 
 
 class RiemannianSGD(RiemannianOptimizer):

@@ -14,7 +14,13 @@ from torch import Tensor
 
 from manopt_torch.manifolds import Euclidean, Manifold
 from manopt_torch.optim.base import evaluate
-from manopt_torch.optim.groups import Group, as_groups, with_live_manifolds, with_manifold_names
+from manopt_torch.optim.groups import (
+    Group,
+    as_groups,
+    refuse_late_declarations,
+    with_live_manifolds,
+    with_manifold_names,
+)
 from manopt_torch.optim.refusals import refuse_group, refuse_optimizer
 from manopt_torch.precision import widen
 from manopt_torch.storage import partition, shard_like, stack, write
@@ -84,6 +90,7 @@ class _Riemannian(torch.optim.Optimizer):
     _options: dict[str, Any]
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
+        refuse_late_declarations(self)
         loss = evaluate(closure)
         self._step()
         return loss

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from manopt_torch import ManifoldParameter, constrain, param_groups
+from manopt_torch import ManifoldParameter, constrain, param_groups, release
 from manopt_torch.manifolds import SPD, Euclidean, Sphere, Stiefel
 from manopt_torch.optim import RiemannianAdam, RiemannianSGD, riemannian
 
@@ -249,3 +249,71 @@ def test_values_that_nobody_has_yet_are_not_looked_at():
     meta = constrain(nn.Linear(4, 4, device="meta"), "weight", Stiefel())
     assert manifolds(RiemannianSGD(meta)) == manifolds(riemannian(torch.optim.SGD(param_groups(meta))))
     RiemannianSGD([{"params": [nn.Parameter(torch.full((2,), torch.inf))], "manifold": Euclidean()}])
+
+
+@pytest.mark.parametrize(
+    "build",
+    [
+        lambda net: RiemannianAdam(net, lr=0.1),
+        lambda net: riemannian(torch.optim.Adam(param_groups(net), lr=0.1)),
+        lambda net: riemannian(
+            torch.optim.SGD([{"params": [net[0].weight], "manifold": Stiefel()}, {"params": [net[1].weight]}], lr=0.1)
+        ),
+    ],
+    ids=["ours", "wrapped", "wrapped, a group without a manifold"],
+)
+@pytest.mark.parametrize("steps", [0, 2])
+@pytest.mark.parametrize("how", ["constrain", "reassign"])
+def test_a_declaration_later_than_the_optimizer_is_not_ignored(build, steps, how):
+    net = nn.Sequential(constrain(nn.Linear(3, 3), "weight", Stiefel()), nn.Linear(3, 3))
+    optimizer = build(net)
+    for p in net.parameters():
+        p.grad = torch.randn_like(p)
+    for _ in range(steps):
+        optimizer.step()
+    if how == "constrain":
+        constrain(net[1], "weight", Sphere())
+    else:
+        constrain(net, {"1.weight": Stiefel(retraction="qr")})
+    before = net[1].weight.detach().clone()
+    for _ in range(2):
+        with pytest.raises(ValueError, match=r"a Parameter of shape \(3, 3\) is declared on .* constrain first"):
+            optimizer.step()
+    assert torch.equal(net[1].weight, before)
+    release(net[1])
+    optimizer.step()
+    assert not torch.equal(net[1].weight, before)
+
+
+@pytest.mark.parametrize("wrapped", [False, True])
+def test_a_manifold_that_the_user_changes_is_used(wrapped):
+    def build(manifold):
+        groups = [{"params": [nn.Parameter(start.clone())], "manifold": manifold}]
+        return riemannian(torch.optim.SGD(groups, lr=0.5)) if wrapped else RiemannianSGD(groups, lr=0.5)
+
+    start = Stiefel().random(5, 3, dtype=torch.float64)
+    optimizer, other = build(Stiefel()), build(Stiefel(retraction="qr"))
+    for k in range(3):
+        for o in (optimizer, other):
+            o.param_groups[0]["params"][0].grad = torch.full_like(start, 1.0 + k)
+            if k == 1:
+                o.param_groups[0]["params"][0].data.copy_(start)
+                o.param_groups[0]["manifold"] = Stiefel(retraction="qr")
+            o.step()
+    (p,), (q,) = optimizer.param_groups[0]["params"], other.param_groups[0]["params"]
+    assert torch.equal(p, q)
+
+
+@pytest.mark.parametrize("wrapped", [False, True])
+def test_a_changed_manifold_must_not_contradict_the_declaration(wrapped):
+    x = ManifoldParameter(Stiefel(), (5, 3))
+    groups = [{"params": [x], "manifold": Stiefel()}]
+    optimizer = riemannian(torch.optim.SGD(groups, lr=0.1)) if wrapped else RiemannianSGD(groups, lr=0.1)
+    x.grad = torch.randn(5, 3)
+    optimizer.step()
+    optimizer.param_groups[0]["manifold"] = Stiefel(retraction="qr")
+    optimizer.step()
+    optimizer.param_groups[0]["manifold"] = Euclidean()
+    with pytest.raises(ValueError, match=r"declared on Stiefel\(\), but its group in the optimizer says Euclidean"):
+        optimizer.step()
+    assert Stiefel().residual(x.detach()) < 1e-5
