@@ -179,7 +179,7 @@ class HouseholderUnitary(UnitaryMap):
     columns V (Joffrain et al., 2006), in O(NK). A v_k = 0 leaves H_k out, and has no gradient.
 
     Complex: 2NK + N real parameters. The matrices reached have dimension N² − max((N − K)² − N + 1, 0) for K ≥ 1 (the
-    rank of the Jacobian): a part of positive measure of U(N) from K = N − √(N − 1) on, all of it at K = N − 1, by the QR
+    rank of the Jacobian): a part of positive measure of U(N) from K = N − √(N − 1) on, all of it at K = N − 1 by the QR
     decomposition. Real: NK parameters and D = I; the dimension is K(N − K) + K(K − 1)/2 for K < N, at K = N − 1 that of
     O(N), in the component det W = (−1)^K.
 
