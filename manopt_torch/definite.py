@@ -22,9 +22,15 @@ CONE_MARGIN = 8.0
 
 def length(a: Tensor) -> Tensor:
     """Frobenius norm, with derivative zero at zero: (*B, n, n) -> (*B,), real."""
-    square = ((a.conj() * a).real if a.is_complex() else a * a).sum((-2, -1))
+    square = linalg.dot(a, a)
     zero = square == 0
     return torch.where(zero, 0, torch.where(zero, 1, square).sqrt())
+
+
+def _largest(z: Tensor) -> Tensor:
+    """The largest ``|z_ij|``, by which the squares of the rest neither overflow nor underflow; 1 for Z = 0."""
+    size = z.detach().abs().amax((-2, -1), keepdim=True)
+    return torch.where(size == 0, 1, size)
 
 
 def margin(z: Tensor) -> Tensor:
@@ -49,6 +55,7 @@ def cholesky(x: Tensor) -> tuple[Tensor, Tensor]:
 
 def residual(x: Tensor) -> Tensor:
     """``‖skew X‖/‖X‖``, and ∞ unless X has a Cholesky factor: (*B, n, n) -> (*B,)."""
+    x = x / _largest(x)
     ratio = torch.linalg.matrix_norm(linalg.skew(x)) / torch.linalg.matrix_norm(x)
     definite = torch.linalg.cholesky_ex(linalg.herm(x))[1] == 0
     return torch.where(definite & ratio.isfinite(), ratio, torch.inf)
@@ -60,8 +67,10 @@ def nearest(z: Tensor) -> Tensor:
     Eigenvalues of the Hermitian part are clamped (Higham 1988, "Computing a nearest symmetric positive semidefinite
     matrix", theorem 2.1).
     """
+    scale = _largest(z)
+    z = z / scale
     floor = margin(linalg.herm(z))
-    return floor + spectral.relum(z - floor)
+    return scale * (floor + spectral.relum(z - floor))
 
 
 def inner(x: Tensor, u: Tensor, v: Tensor) -> Tensor:
@@ -69,7 +78,7 @@ def inner(x: Tensor, u: Tensor, v: Tensor) -> Tensor:
     inverse = cholesky(x)[1]
     a = inverse @ u @ inverse.mH
     b = a if v is u else inverse @ v @ inverse.mH
-    return ((a.conj() * b).real if a.is_complex() else a * b).sum((-2, -1))
+    return linalg.dot(a, b)
 
 
 def step(x: Tensor, u: Tensor, *vs: Tensor, retraction: str) -> tuple[Tensor, ...]:

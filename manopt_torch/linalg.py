@@ -30,6 +30,11 @@ def skew(a: Tensor) -> Tensor:
     return ((a - a.mH) / 2).contiguous()
 
 
+def dot(a: Tensor, b: Tensor) -> Tensor:
+    """``Re tr(AᴴB)``: (*B, n, p) each -> (*B,), real."""
+    return ((a.conj() * b).real if a.is_complex() else a * b).sum((-2, -1))
+
+
 def _eye(a: Tensor) -> Tensor:
     return torch.eye(a.shape[-1], dtype=a.dtype, device=a.device)
 
@@ -70,6 +75,11 @@ def _norm(a: Tensor, event_dim: int = 2) -> Tensor:
     return norm.reshape(norm.shape + (1,) * event_dim)
 
 
+def shorten(u: Tensor) -> Tensor:
+    """``u``, cut to the norm ε^-½ (3000 in float32): a turn by more has no right digit, and leaves the manifold."""
+    return u * (torch.finfo(u.dtype).eps ** -0.5 / _norm(u)).clamp(max=1)  # ‖u‖ = 0 gives inf, and then 1
+
+
 # ------------------------------------------------------------------ Cayley
 def cayley(x: Tensor, u: Tensor, *vs: Tensor, polish: int = 1) -> tuple[Tensor, ...]:
     """Cayley step from the point ``x`` along the tangent ``u``, with vectors ``vs`` carried along: ``(y, *vs')``.
@@ -87,8 +97,7 @@ def cayley(x: Tensor, u: Tensor, *vs: Tensor, polish: int = 1) -> tuple[Tensor, 
 
     Wen and Yin (2013), "A feasible method for optimization with orthogonality constraints", eq. (7) and lemma 4.
     """
-    longest = torch.finfo(u.dtype).eps ** -0.5
-    u = u * (longest / _norm(u)).clamp(max=1)  # ‖u‖ = 0 gives inf, and then 1
+    u = shorten(u)
     n, p = x.shape[-2:]
     form, series = (_cayley_full, False) if 2 * p > n else (_cayley_low_rank, True)
     y, carried, moved = form(x, u, vs)
@@ -146,14 +155,14 @@ def _cayley_low_rank(x: Tensor, u: Tensor, vs: tuple[Tensor, ...]) -> tuple[Tens
 
 
 # ------------------------------------------------------------------ orthonormalization
-def newton_schulz(x: Tensor, steps: int = 1) -> Tensor:
-    """``steps`` times ``X ← X(3I − XᴴX)/2``: (*B, n, p) -> (*B, n, p), n ≥ p.
+def newton_schulz(x: Tensor, steps: int = 1, *, series: bool = False) -> Tensor:
+    """``steps`` times ``X ← X(3I − XᴴX)/2``: (*B, n, p) -> (*B, n, p), n ≥ p; with ``series``, of seventh order.
 
     Converges, quadratically, to the polar factor where all singular values are in (0, √3); has no derivative along the
     manifold of orthonormal X. Björck and Bowie (1971).
     """
     for _ in range(steps):
-        x = _polish(x)
+        x = _polish(x, series=series)
     return x.contiguous()
 
 
@@ -235,9 +244,10 @@ def expm(a: Tensor) -> Tensor:
 def expm_skew(a: Tensor) -> Tensor:
     """Exponential of a skew-Hermitian ``A``, re-orthonormalized: (*B, n, n) -> (*B, n, n), unitary.
 
-    Scaling and squaring loses about ‖A‖ eps of orthogonality; each Newton-Schulz step squares that.
+    Scaling and squaring loses about ‖A‖ eps of orthogonality; each Newton-Schulz step squares that. An ``A`` of which
+    that leaves nothing is :func:`shorten`ed.
     """
-    return newton_schulz(expm(a), 2)
+    return newton_schulz(expm(shorten(a)), 2)
 
 
 def log_unitary(q: Tensor) -> Tensor:

@@ -41,6 +41,19 @@ def tangent(x: Tensor, v: Tensor) -> Tensor:
     return linalg.gemm(x, linalg.herm(x.mH @ v), v, alpha=-1)
 
 
+def _split(x: Tensor, u: Tensor) -> tuple[Tensor, Tensor]:
+    """A and N of ``U = XA + N``: the part within span X, and the one normal to it."""
+    a = x.mH @ u
+    return a, linalg.gemm(x, a, u, alpha=-1)
+
+
+def canonical(x: Tensor, u: Tensor, v: Tensor) -> Tensor:
+    """``⟨u, v⟩_½ = ⟨A_u, A_v⟩/2 + ⟨N_u, N_v⟩``, which for u = v subtracts nothing: (*B, n, p) each -> (*B,), real."""
+    a, normal = _split(x, u)
+    b, other = (a, normal) if v is u else _split(x, v)
+    return linalg.dot(a, b) / 2 + linalg.dot(normal, other)
+
+
 def _generator(x: Tensor, u: Tensor, alpha: float) -> tuple[Tensor, Tensor, Tensor]:
     """(K, M, A) of the geodesic ``γ(t) = K expm(tM) [I; 0] expm((1 − 2α)tA)``, smooth in u also where N = 0.
 
@@ -57,8 +70,12 @@ def _generator(x: Tensor, u: Tensor, alpha: float) -> tuple[Tensor, Tensor, Tens
 
 
 def exp(x: Tensor, u: Tensor, alpha: float, polish: int = 1) -> Tensor:
-    """Geodesic of the α-metric from x with velocity u, at time 1, followed by ``polish`` Newton-Schulz steps."""
-    x, u = torch.broadcast_tensors(x, u)
+    """Geodesic of the α-metric from x with velocity u, at time 1, followed by ``polish`` Newton-Schulz steps.
+
+    For n > p these are of seventh order: M is not normal, and its exponential is the less accurate the longer it is. A
+    velocity beyond ε^-½, of whose end no digit is right, is cut to that.
+    """
+    x, u = torch.broadcast_tensors(x, linalg.shorten(u))
     n, p = x.shape[-2:]
     if n == p:
         y = x @ linalg.expm_skew(linalg.skew(x.mH @ u))
@@ -66,7 +83,7 @@ def exp(x: Tensor, u: Tensor, alpha: float, polish: int = 1) -> Tensor:
         k, m, a = _generator(x, u, alpha)
         y = k @ linalg.expm(m)[..., :p]
         y = y if alpha == 0.5 else y @ linalg.expm_skew((1 - 2 * alpha) * a)
-    return linalg.newton_schulz(y, polish)
+    return linalg.newton_schulz(y, polish, series=n > p)
 
 
 def _carry_back(x: Tensor, u: Tensor, g: Tensor, alpha: float) -> Tensor:

@@ -532,7 +532,9 @@ def _initial(name: str, parameter: nn.Parameter, manifold: Manifold, init: Init)
     fault = fault_of(parameter, manifold)
     value = _nearest(parameter, manifold) if fault and init == "nearest" else None
     if fault and value is None:
-        raise ValueError(f'{name} {fault}; init="nearest" moves a finite value there, init="random" draws a new one')
+        missed = f"its nearest point, rounded to {parameter.dtype}, is off too"
+        remedy = 'init="nearest" moves a finite value there' if init == "keep" else missed
+        raise ValueError(f'{name} {fault}; {remedy}, init="random" draws a new one')
     return value
 
 

@@ -127,15 +127,13 @@ class Buckets:
 
 
 def partition(
-    manifold: Manifold, params: Sequence[Tensor], key: Callable[[Tensor], Any] = lambda p: None
+    manifold: Manifold, params: Sequence[Any], key: Callable[[Any], Any] = lambda p: None
 ) -> list[list[Tensor]]:
-    """``params``, all with a gradient, in lists that can be stacked, each of at most ``CHUNK_BYTES``.
-
-    Those in one list are alike also in ``key(p)``.
+    """``params``, all with a gradient, in lists that can be stacked, each of at most ``CHUNK_BYTES``; alike in ``key`` too.
 
     Raises ``ValueError`` for a shape that the manifold refuses.
     """
-    alike: dict[tuple[Any, ...], list[Tensor]] = {}
+    alike: dict[tuple[Any, ...], list[Any]] = {}
     for p in params:
         manifold.check_shape(tuple(p.shape))
         alike.setdefault((p.shape, p.dtype, p.device, type(p.grad), p.grad.layout, key(p)), []).append(p)

@@ -803,3 +803,14 @@ def test_cayley_step_beyond_all_digits_stays_feasible(shape, length):
     u = v - x @ ((x.mH @ v + v.mH @ x) / 2)
     (y,) = linalg.cayley(x, u)
     assert (torch.linalg.matrix_norm(y.mH @ y - torch.eye(shape[1])) < 1e-5).all()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.complex64])
+def test_shorten_cuts_what_is_longer_than_the_digits_and_nothing_else(dtype):
+    u = torch.randn(4, 5, 3, dtype=dtype)
+    u = u / torch.linalg.matrix_norm(u)[:, None, None] * torch.tensor([0.0, 2800.0, 3e4, 3e15])[:, None, None]
+    v = linalg.shorten(u)
+    assert torch.equal(v[:2], u[:2])
+    longest = torch.full((2,), torch.finfo(dtype).eps ** -0.5)
+    torch.testing.assert_close(torch.linalg.matrix_norm(v[2:]), longest)
+    torch.testing.assert_close(v[2:] / longest[0], u[2:] / torch.linalg.matrix_norm(u[2:])[:, None, None])

@@ -16,6 +16,7 @@ import torch.nn.utils.prune
 from torch import Tensor, nn
 
 from manopt_torch import (
+    SPD,
     Euclidean,
     Manifold,
     ManifoldParameter,
@@ -488,6 +489,16 @@ class TestConstrain:
         with pytest.raises(ValueError, match=r"weight is off Frame\(\)"):
             layer.load_state_dict(noise_like(layer))
         assert_same_bits(layer, before)
+
+    @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+    def test_a_nearest_that_rounding_takes_off_is_called_so(self, dtype: torch.dtype) -> None:
+        """-1 on the diagonal is moved to 8nε of float32, the rounding of the other entries is larger."""
+        torch.manual_seed(1)
+        layer = nn.Linear(3, 3).to(dtype)
+        nn.init.normal_(layer.weight)
+        with pytest.raises(ValueError, match=rf"nearest point, rounded to {dtype}, is off too, init=\"random\""):
+            constrain(layer, "weight", SPD())
+        assert max_residual(constrain(layer, "weight", SPD(), init="random")) < 1e-2
 
     def test_declared_again(self) -> None:
         """The same manifold is no news; another one has to be released first."""

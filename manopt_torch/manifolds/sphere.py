@@ -81,14 +81,14 @@ class Sphere(Manifold):
         return self.nearest(torch.randn(shape, dtype=dtype, device=device, generator=generator))
 
     def move(self, x: Tensor, u: Tensor, *vs: Tensor) -> tuple[Tensor, ...]:
-        q = _dot(u, u)
+        q = _dot(u, u).clamp(max=torch.finfo(u.dtype).max)  # θ² of a step so long that it overflows
         if self.retraction == "exp":  # s = sin φ/θ and k = (1 − cos φ)/θ², φ the angle of the turn
             s, half = _sinc(torch.stack((q, q / 4)))
             k = half * half / 2
         else:
             s = (1 + q).rsqrt()
             k = s * s / (1 + s)
-        y = (1 - q * k) * x + s * u
+        y = torch.addcmul((1 - q * k) * x, s, u)
         y = linalg.keep_zero_steps(x, u, y / _length(y), 1)
         return (y, *(v - _dot(u, v) * (k * u + s * x) for v in vs))
 

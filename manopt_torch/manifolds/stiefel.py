@@ -105,8 +105,7 @@ class Stiefel(Manifold):
     def inner(self, x: Tensor, u: Tensor, v: Tensor) -> Tensor:
         if self.metric == "euclidean":
             return super().inner(x, u, v)
-        a, b = x.mH @ u, x.mH @ v
-        return super().inner(x, u, v) - super().inner(a, a, b) * 0.5
+        return orthonormal.canonical(x, u, v)
 
     def move(self, x: Tensor, u: Tensor, *vs: Tensor) -> tuple[Tensor, ...]:
         if self.retraction == "cayley":

@@ -621,3 +621,16 @@ def test_many_float32_steps_stay_inside() -> None:
             assert torch.equal(x, x.mH)
             assert (manifold.residual(x) == 0).all()
             assert relative_error(x, wide(target)) < 5e-3
+
+
+@EVERY_DTYPE
+@pytest.mark.parametrize("scale", [1e-30, 1e-25, 1e20, 1e30])
+def test_membership_and_nearest_at_any_scale(scale: float, dtype: torch.dtype) -> None:
+    """Squares of the entries would underflow or overflow in float32."""
+    x, z = M.random(7, 3, 3, dtype=dtype), torch.randn(7, 3, 3, dtype=dtype)
+    assert (M.residual(x * scale) == 0).all()
+    k = (z - z.mH) / 100
+    torch.testing.assert_close(M.residual((x + k) * scale), M.residual(x + k))
+    y = M.nearest(z * scale)
+    assert (M.residual(y) == 0).all()
+    torch.testing.assert_close(y / scale, M.nearest(z))

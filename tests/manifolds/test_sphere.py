@@ -241,3 +241,13 @@ def test_value_semantics():
     assert pickle.loads(pickle.dumps(Sphere("projection"))) == copy.deepcopy(Sphere("projection"))
     with pytest.raises(ValueError, match="retraction of Sphere must be one of"):
         Sphere("exponential")
+
+
+@BOTH
+@pytest.mark.parametrize("dtype", [torch.float32, torch.complex64, torch.float64])
+@pytest.mark.parametrize("length", [1e8, 1e19, 1e20, 1e30])
+def test_a_step_whose_square_overflows_stays_on_the_sphere(sphere, dtype, length):
+    x = sphere.random(20, 5, dtype=dtype)
+    y = sphere.retract(x, sphere.project(x, torch.randn_like(x) * length))
+    assert sphere.residual(y).max() < 1e-6
+    assert sphere.residual(sphere.retract(x, torch.full_like(x, torch.nan))).isnan().all()

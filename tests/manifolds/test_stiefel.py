@@ -12,7 +12,9 @@ import scipy.linalg
 import torch
 from torch.func import grad, jvp, vmap
 
+from manopt_torch import ManifoldParameter
 from manopt_torch.manifolds import Sphere, Stiefel, Unitary, View, view_for
+from manopt_torch.optim import RiemannianAdam
 
 REFERENCE = Path(__file__).parents[1] / "reference"
 METRICS = ("euclidean", "canonical")
@@ -192,11 +194,30 @@ def test_exp_against_scipy(shape, metric, dtype):
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.complex64])
 @EVERY_METRIC
-@pytest.mark.parametrize("length", [1e-3, 1.0, 10.0, 1000.0])
+@pytest.mark.parametrize("length", [1e-3, 1.0, 10.0, 1e3, 1e4, 1e6, 1e10, 1e20, 1e30])
 def test_exp_stays_on_the_manifold_at_any_length(length, metric, dtype):
     M = Stiefel(metric)
     x = M.random(20, 8, 3, dtype=dtype)
     assert M.residual(M.exp(x, tangent(M, x, length))).max() < 1e-6
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.complex64])
+def test_the_canonical_norm_subtracts_nothing(dtype):
+    """‖U‖² = ‖N‖² + ‖A‖²/2 of U = XA + N: no NaN from ∞ − ∞, and all digits where it is small."""
+    M = Stiefel("canonical")
+    x = M.random(20, 5, 3, dtype=dtype)
+    u = torch.randn_like(x)
+    wide = x.to(torch.promote_types(dtype, torch.float64)), u.to(torch.promote_types(dtype, torch.float64))
+    a = wide[0].mH @ wide[1]
+    n = wide[1] - wide[0] @ a
+    expected = (n.abs().square().sum((-2, -1)) + a.abs().square().sum((-2, -1)) / 2).to(torch.float32)
+    torch.testing.assert_close(M.inner(x, u, u), expected)
+    torch.testing.assert_close(M.inner(x, u, u.clone()), expected)
+    assert M.inner(x, u * 1e20, u * 1e20).tolist() == [torch.inf] * 20
+    p = ManifoldParameter(M, (5, 3), dtype=dtype)
+    p.grad = torch.randn_like(p) * 1e20
+    RiemannianAdam([p], lr=0.1).step()
+    assert M.residual(p.detach()) < 1e-5
 
 
 @DOUBLE

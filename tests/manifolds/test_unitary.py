@@ -250,3 +250,13 @@ def test_value_semantics():
     assert Unitary("cayley", 1) == M != Unitary("exp")
     assert pickle.loads(pickle.dumps(Unitary("exp"))) == copy.deepcopy(Unitary("exp")) == eval(repr(Unitary("exp")))
     assert len({M, Unitary(), Unitary("exp")}) == 2
+
+
+@pytest.mark.parametrize("retraction", ["cayley", "exp"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.complex64])
+@pytest.mark.parametrize("length", [1e4, 1e6, 1e10, 1e20, 1e30])
+def test_a_step_too_long_for_any_digit_stays_on_the_group(retraction, dtype, length):
+    group = Unitary(retraction)
+    x = group.random(8, 4, 4, dtype=dtype)
+    y = group.retract(x, group.project(x, torch.randn_like(x) * length))
+    assert group.residual(y).max() < 1e-5
