@@ -104,7 +104,10 @@ class _Epoch(Sampler[int]):
         return self.every
 
     def __iter__(self) -> Iterator[int]:
-        return iter(range(self.epoch * self.every, (self.epoch + 1) * self.every))
+        for i in range(
+            self.every
+        ):  # a generator: on resuming, Lightning asks for the iterator before it sets the epoch
+            yield self.epoch * self.every + i
 
 
 def generated(draw: Draw, batch: int, seed: int, *, every: int, epochs: int) -> DataLoader[tuple[Tensor, Tensor]]:

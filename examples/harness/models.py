@@ -133,6 +133,6 @@ def count_parameters(model: nn.Module) -> int:
     """Real parameters, as the papers count: two for a complex number, the dimension of its manifold for W."""
     manifolds = dict(named_manifolds(model))
     return sum(
-        manifolds[name].dim(*p.shape) if name in manifolds else p.numel() * (2 if p.is_complex() else 1)
+        manifolds[name].dim(*p.shape, dtype=p.dtype) if name in manifolds else p.numel() * (2 if p.is_complex() else 1)
         for name, p in model.named_parameters()
     )

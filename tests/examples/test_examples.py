@@ -15,14 +15,7 @@ import torch
 from manopt_torch import named_manifolds
 
 pytest.importorskip("lightning")
-EXAMPLES = Path(__file__).parents[2] / "examples"
 TINY = ["--hidden", "6", "--epochs", "3", "--batch", "200", "--lr", "0.01"]
-
-
-@pytest.fixture(autouse=True)
-def path(monkeypatch, tmp_path):
-    monkeypatch.syspath_prepend(str(EXAMPLES))
-    monkeypatch.chdir(tmp_path)
 
 
 @pytest.fixture
@@ -131,7 +124,7 @@ def test_folders_of_runs_are_not_mixed_up(digits):
         digits.main([*TINY, "--resume"])
     with pytest.raises(SystemExit, match="run has had its 1 epochs"):
         digits.main(["--out", "run", "--resume"])
-    with pytest.raises(SystemExit, match="--data elsewhere: .*elsewhere lacks train-images"):
+    with pytest.raises(SystemExit, match=r"--data elsewhere: .*elsewhere lacks train-images"):
         digits.main([*TINY, "--data", "elsewhere"])
     assert not Path("elsewhere").exists()
     assert not Path("runs").exists()
@@ -195,7 +188,7 @@ def test_refused_optimizer_is_named(digits, capsys):
         with pytest.raises(SystemExit):
             digits.main([*TINY, "--optimizer", name])
         assert re.search(f"invalid choice: '{name}' .*'paper', .*'RiemannianAdam', .*'AdamW'", capsys.readouterr().err)
-    with pytest.raises(SystemExit, match="--optimizer Rprop: .*use frame='tangent'"):
+    with pytest.raises(SystemExit, match=r"--optimizer Rprop: .*use frame='tangent'"):
         digits.main([*TINY, "--optimizer", "Rprop"])
     assert not Path("runs").exists()
 
@@ -253,9 +246,7 @@ def mnist(path):
 
 
 def test_permuted_pixels_are_those_of_the_papers(digits):
-    plain, permuted = (
-        digits.load(Namespace(data=None, seed=0, permuted=flag)).test.tensors for flag in (False, True)
-    )
+    plain, permuted = (digits.load(Namespace(data=None, seed=0, permuted=flag)).test.tensors for flag in (False, True))
     order = np.random.RandomState(92916).permutation(64)
     assert torch.equal(permuted[0], plain[0][:, torch.from_numpy(order)])
     assert torch.equal(permuted[1], plain[1])
