@@ -4,7 +4,7 @@
 restricted form of Arjovsky, Shah and Bengio (2016) and products of three Householder reflections or six layers of
 Givens rotations all have about 7N real parameters, against the N² of U(N): by Sard's theorem none of them is onto for
 N > 7 (Wisdom et al., 2016, theorem 3.2). The rank of the Jacobian is sharper: 7N − 7 for the restricted form, which is
-too small from N = 6 on. A Cayley transform of N² parameters, and N − 1 reflections or N layers of rotations, have full rank.
+too small from N = 6 on. The N² of a Cayley transform, N − 1 reflections and N layers of rotations have full rank.
 """
 
 from __future__ import annotations
