@@ -19,7 +19,7 @@ import torch
 import torch.nn.functional as F
 from harness.cli import parse, training_parser
 from harness.data import TEST, VALIDATION, fresh, generated
-from harness.models import MODELS, SequenceModel, count_parameters, paper_size
+from harness.models import MODELS, STARTS, SequenceModel, count_parameters, paper_size
 from harness.plots import learning_curve
 from harness.study import study
 from harness.training import Sequences, fit, health, outcome
@@ -78,7 +78,7 @@ def main(argv: list[str] | None = None) -> None:
     parser.add_argument("--length", type=int, default=100, metavar="T", help="steps (%(default)s)")
     parser.add_argument("--model", default="full", choices=MODELS, help="(%(default)s)")
     parser.add_argument("--hidden", type=int, help="units N (the paper's, by model)")
-    parser.add_argument("--init", default="haar", help="what W of the full and frozen model starts from (%(default)s)")
+    parser.add_argument("--init", default="haar", choices=STARTS, help="start of W, full and frozen (%(default)s)")
     parser.add_argument("--fresh", type=int, default=1000, help="sequences of the result (%(default)s)")
     parser.add_argument("--study", action="store_true", help="all models, three seeds each; a table of their errors")
     parser.add_argument("--jobs", type=int, default=2, help="processes of --study (%(default)s)")

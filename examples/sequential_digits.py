@@ -21,7 +21,7 @@ import torch
 import torch.nn.functional as F
 from harness.cli import parse, training_parser
 from harness.data import Splits, load_sequences, loader
-from harness.models import MODELS, SequenceModel, count_parameters, paper_size
+from harness.models import MODELS, STARTS, SequenceModel, count_parameters, paper_size
 from harness.plots import confusion_matrix, learning_curve
 from harness.study import study
 from harness.training import Sequences, fit, health, outcome
@@ -104,7 +104,7 @@ def main(argv: list[str] | None = None) -> None:
     add("--permuted", action="store_true", help="pixels in one random order, the same for all pictures")
     add("--model", default="full", choices=MODELS, help="(%(default)s)")
     add("--hidden", type=int, help="units N (64; with --paper the paper's, by model)")
-    add("--init", default="identity", help="what W of the full and frozen model starts from (identity)")
+    add("--init", default="identity", choices=STARTS, help="what W of full and frozen starts from (identity)")
     add("--freeze-recurrence", dest="model", action="store_const", const="frozen", help="the same as --model frozen")
     add("--study", action="store_true", help="five seeds, W trained and frozen; a table")
     add("--jobs", type=int, default=2, help="processes of --study (%(default)s)")

@@ -13,6 +13,8 @@ from manopt_torch import named_manifolds
 from manopt_torch.nn import ModReLU, RealReadout, UnitaryRNN, init
 
 MODELS = ("full", "restricted", "lstm", "rnn", "orthogonal", "frozen")
+#: what W of the full and the frozen model may start from, see :class:`manopt_torch.nn.UnitaryRNN`
+STARTS = ("haar", "identity", "restricted", "henaff", "cayley")
 
 #: Hidden units. Copy memory and MNIST, full, restricted, lstm: Wisdom et al., 2016; adding, restricted, lstm, rnn:
 #: Arjovsky et al., 2016, from memory. All others are ours: the largest with no more parameters than the full model.
