@@ -136,7 +136,8 @@ def _kind(argument: object) -> str:
 class ManifoldParameter(nn.Parameter):
     """A parameter that says which manifold it lives on: ``self.W = ManifoldParameter(...)`` writes the module's slot.
 
-    ``ManifoldParameter(data, manifold)`` takes a value that is on the manifold, and shares its memory;
+    ``ManifoldParameter(data, manifold)`` takes a value that is on the manifold, and shares its memory (of a lazily
+    conjugated view, such as ``U.mH``, it is a copy);
     ``ManifoldParameter(manifold, shape, dtype=…, device=…, generator=…)`` draws a random point of shape
     ``(*B, *S)``. On the meta device no value is checked or drawn.
 
@@ -183,7 +184,7 @@ class ManifoldParameter(nn.Parameter):
                 raise TypeError(
                     "dtype, device and generator are for a random point; convert the tensor itself: data.to(...)"
                 )
-            on, value = manifold, data.detach()
+            on, value = manifold, data.detach().resolve_conj()
         elif isinstance(data, Manifold) and not isinstance(manifold, (Tensor, Manifold)):
             on, value = data, torch.empty(tuple(manifold), dtype=dtype, device=device)
         else:

@@ -129,7 +129,7 @@ class Buckets:
 def partition(
     manifold: Manifold, params: Sequence[Any], key: Callable[[Any], Any] = lambda p: None
 ) -> list[list[Tensor]]:
-    """``params``, all with a gradient, in lists that can be stacked, each of at most ``CHUNK_BYTES``; alike in ``key`` too.
+    """``params``, all with gradients, in lists that can be stacked, of at most ``CHUNK_BYTES`` and of one ``key(p)``.
 
     Raises ``ValueError`` for a shape that the manifold refuses.
     """

@@ -31,7 +31,7 @@ LEVELS = {
 SHARED = {
     "kernels": ["precision", "linalg", "spectral"],
     "manifolds": ["base"],
-    "optim": ["groups", "base", "refusals"],
+    "optim": ["groups", "checkpoints", "base", "refusals"],
     "nn": ["factors", "init", "activations"],
     "solvers": ["base"],
 }

@@ -32,6 +32,7 @@ from manopt_torch import (
     release,
     view_for,
 )
+from manopt_torch.optim import RiemannianSGD
 
 WIDE = View(Stiefel(), "transpose")
 REAL = [torch.float64, torch.float32, torch.bfloat16, torch.float16]
@@ -134,6 +135,17 @@ class TestManifoldParameter:
         assert p.data_ptr() == x.data_ptr()
         assert not ManifoldParameter(x, Stiefel(), requires_grad=False).requires_grad
         assert ManifoldParameter(p, Stiefel()).manifold == Stiefel()
+
+    def test_of_a_conjugated_view_is_a_copy_that_can_be_stepped(self) -> None:
+        """U.mH is how one writes an inverse."""
+        u = Unitary().random(3, 3, dtype=torch.complex128)
+        p = ManifoldParameter(u.mH, Unitary())
+        assert not p.is_conj()
+        assert torch.equal(p, u.mH)
+        p.grad = torch.randn_like(p)
+        RiemannianSGD([p], lr=0.1).step()
+        assert Unitary().residual(p.detach()) < 1e-13
+        assert Unitary().residual(u) < 1e-13
 
     @pytest.mark.parametrize("dtype", [torch.complex64, torch.complex128])
     def test_of_a_shape_is_a_random_point(self, dtype: torch.dtype) -> None:

@@ -10,14 +10,8 @@ import torch
 from torch import Tensor
 
 from manopt_torch.manifolds import Manifold
-from manopt_torch.optim.groups import (
-    Group,
-    Params,
-    as_groups,
-    refuse_late_declarations,
-    with_live_manifolds,
-    with_manifold_names,
-)
+from manopt_torch.optim.checkpoints import with_live_manifolds, with_manifold_names
+from manopt_torch.optim.groups import Group, Params, as_groups, refuse_late_declarations
 from manopt_torch.precision import WIDER
 from manopt_torch.storage import Buckets
 
@@ -96,10 +90,10 @@ class RiemannianOptimizer(torch.optim.Optimizer, abc.ABC):
         """As torch's; the state of the torch optimizer with the same state names is taken over too.
 
         Its first moments are projected on the tangent space, its second moments summed over each point, and settings
-        that it lacks keep their present value. A state saved for another manifold raises ``ValueError``; for another
-        option of the same manifold the present one holds, with a warning.
+        that it lacks keep their present value. A state saved for another manifold or for parameters of other shapes
+        raises ``ValueError``; for another option of the same manifold the present one holds, with a warning.
         """
-        super().load_state_dict(with_live_manifolds(state_dict, self.param_groups))
+        super().load_state_dict(with_live_manifolds(state_dict, self.param_groups, self._fits))
         for group, saved in zip(self.param_groups, state_dict["param_groups"], strict=True):
             M, foreign = group["manifold"], not isinstance(saved.get("manifold"), str)
             for p, key in zip(group["params"], saved["params"], strict=True):
@@ -115,6 +109,11 @@ class RiemannianOptimizer(torch.optim.Optimizer, abc.ABC):
                         own[name] = parts.sum(dim=tuple(range(-M.event_dim, 0)))
                 if own:
                     self.state[p] = own
+
+    def _fits(self, name: str, value: Tensor, p: Tensor, M: Manifold | None) -> bool:
+        """Tangent vectors have the shape of the parameter; other state has it too, or is per point, or one number."""
+        per_point = p.shape[: p.dim() - M.event_dim] if M else None
+        return value.shape in ([p.shape] if name in self.tangent_state else [p.shape, per_point, torch.Size()])
 
 
 def evaluate(closure: Callable[[], Any] | None) -> Any:

@@ -1,8 +1,7 @@
-"""Parameter groups that name their manifold: how they are made, written to a checkpoint, and read back."""
+"""Parameter groups that name their manifold: how they are made, and when they contradict a declaration."""
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Iterable
 from typing import Any
 
@@ -26,16 +25,23 @@ def as_groups(params: Params) -> list[Group]:
     """
     if isinstance(params, nn.Module):
         return param_groups(params)
-    items: list[Any] = [params] if isinstance(params, Tensor) else list(params)
-    if not any(isinstance(item, dict) for item in items):
+    items = _ordered(params)
+    if items and not any(isinstance(item, dict) for item in items):
         items = [{"params": items}]
     return [group for item in items for group in _with_manifold(item)]
 
 
+def _ordered(params: Tensor | Iterable[Any]) -> list[Any]:
+    if isinstance(params, (set, frozenset)):
+        raise TypeError(
+            "the parameters are in a set, whose order, and that of every checkpoint, is random: give a list"
+        )
+    return [params] if isinstance(params, Tensor) else list(params)
+
+
 def _with_manifold(group: Group) -> list[Group]:
-    given = group["params"]
-    members: dict[Manifold, list[Any]] = {}
-    for p in [given] if isinstance(given, Tensor) else given:
+    members: dict[Manifold, list[Any]] = {group["manifold"]: []} if "manifold" in group else {}
+    for p in _ordered(group["params"]):
         tensor = p[1] if isinstance(p, tuple) else p  # named_parameters() gives pairs
         own = tensor.manifold if isinstance(tensor, ManifoldParameter) else None
         manifold = group.get("manifold", own)
@@ -47,6 +53,8 @@ def _with_manifold(group: Group) -> list[Group]:
             )
         if own is not None and own != manifold:
             raise ValueError(f"{describe(tensor)} was declared on {own!r}, but its group says {manifold!r}")
+        if tensor.is_conj():
+            raise ValueError(f"{describe(tensor)} is a view, lazily conjugated: make it of x.resolve_conj()")
         manifold.check_shape(tuple(tensor.shape))
         # of a DTensor a collective call, which not every rank may make; flat space has nothing to be off
         seen = type(tensor.detach()) is Tensor and not isinstance(manifold, Euclidean)
@@ -56,6 +64,10 @@ def _with_manifold(group: Group) -> list[Group]:
                 "Was it initialised after it was constrained?"
             )
         members.setdefault(manifold, []).append(p)
+    if not all(isinstance(manifold, Manifold) for manifold in members or [None]):
+        raise TypeError(
+            "a group without parameters must name its manifold, as in {'params': [], 'manifold': Stiefel()}"
+        )
     return [{**group, "params": params, "manifold": manifold} for manifold, params in members.items()]
 
 
@@ -85,24 +97,3 @@ def refuse_late_declarations(optimizer: torch.optim.Optimizer) -> None:
 def describe(p: Any) -> str:
     """What an error message calls a parameter."""
     return f"a {type(p).__name__} of shape {tuple(p.shape)}" if isinstance(p, Tensor) else repr(p)
-
-
-def with_manifold_names(state_dict: dict[str, Any]) -> dict[str, Any]:
-    """``state_dict`` with each manifold written as its ``repr``, so that ``torch.load(weights_only=True)`` reads it."""
-    groups = [{**g, "manifold": repr(g["manifold"])} if "manifold" in g else g for g in state_dict["param_groups"]]
-    return {**state_dict, "param_groups": groups}
-
-
-def with_live_manifolds(state_dict: dict[str, Any], live: list[Group]) -> dict[str, Any]:
-    """The reverse: saved groups completed by the live ones, whose manifolds hold; raises for another manifold."""
-    groups = []
-    for own, saved in zip(live, state_dict["param_groups"], strict=False):  # torch says it when the numbers differ
-        present, name = own.get("manifold"), saved.get("manifold")
-        name = name if isinstance(name, str) else repr(present if name is None else name)
-        if name.partition("(")[0] != repr(present).partition("(")[0]:
-            raise ValueError(f"this state was saved for {name}, and the optimizer's group is on {present!r}")
-        if name != repr(present):
-            warnings.warn(f"this state was saved for {name}; {present!r} of the optimizer holds", stacklevel=3)
-        settings = {k: v for k, v in own.items() if k != "params"}
-        groups.append({**settings, **saved, **({"manifold": present} if present is not None else {})})
-    return {**state_dict, "param_groups": groups + state_dict["param_groups"][len(groups) :]}

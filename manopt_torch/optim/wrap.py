@@ -14,13 +14,8 @@ from torch import Tensor
 
 from manopt_torch.manifolds import Euclidean, Manifold
 from manopt_torch.optim.base import evaluate
-from manopt_torch.optim.groups import (
-    Group,
-    as_groups,
-    refuse_late_declarations,
-    with_live_manifolds,
-    with_manifold_names,
-)
+from manopt_torch.optim.checkpoints import with_live_manifolds, with_manifold_names
+from manopt_torch.optim.groups import Group, as_groups, refuse_late_declarations
 from manopt_torch.optim.refusals import refuse_group, refuse_optimizer
 from manopt_torch.precision import widen
 from manopt_torch.storage import partition, shard_like, stack, write
@@ -29,6 +24,8 @@ Opt = TypeVar("Opt", bound=torch.optim.Optimizer)
 
 #: state of torch's own optimizers that is a combination of gradients, and therefore a tangent vector
 FIRST_MOMENTS = ("momentum_buffer", "exp_avg", "prev")
+#: state that torch keeps for every entry, and our own optimizers for every point
+SECOND_MOMENTS = ("exp_avg_sq", "max_exp_avg_sq", "square_avg")
 
 
 def riemannian(
@@ -153,7 +150,12 @@ class _Riemannian(torch.optim.Optimizer):
         return with_manifold_names(super().state_dict())
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        super().load_state_dict(with_live_manifolds(state_dict, self.param_groups))
+        entrywise = (*self._options["tangent_state"], *SECOND_MOMENTS)
+        super().load_state_dict(
+            with_live_manifolds(
+                state_dict, self.param_groups, lambda name, t, p, _: name not in entrywise or t.shape == p.shape
+            )
+        )
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         return _revive, (self._base, self._options), self.__getstate__()

@@ -317,3 +317,94 @@ def test_a_changed_manifold_must_not_contradict_the_declaration(wrapped):
     with pytest.raises(ValueError, match=r"declared on Stiefel\(\), but its group in the optimizer says Euclidean"):
         optimizer.step()
     assert Stiefel().residual(x.detach()) < 1e-5
+
+
+def test_a_lazily_conjugated_parameter_is_refused():
+    x = nn.Parameter(Stiefel().random(3, 3, dtype=torch.complex64).mH)
+    assert x.is_conj()
+    for manifold in (Stiefel(), Euclidean()):
+        groups = [{"params": [x], "manifold": manifold}]
+        for build in (RiemannianSGD, lambda groups: riemannian(torch.optim.SGD(groups))):
+            with pytest.raises(ValueError, match=r"Parameter of shape \(3, 3\) is a view, lazily conjugated"):
+                build(groups)
+
+
+def test_empty_groups_keep_their_place():
+    x = ManifoldParameter(Sphere(), (3,))
+    optimizer = RiemannianSGD([{"params": [], "manifold": Sphere(), "lr": 3.0}, {"params": [x]}], lr=0.1)
+    optimizer.add_param_group({"params": [], "manifold": SPD()})
+    assert [(g["manifold"], len(g["params"]), g["lr"]) for g in optimizer.param_groups] == [
+        (Sphere(), 0, 3.0),
+        (Sphere(), 1, 0.1),
+        (SPD(), 0, 0.1),
+    ]
+    before = x.detach().clone()
+    x.grad = torch.randn(3)
+    optimizer.step()
+    assert not torch.equal(x, before)
+    optimizer.load_state_dict(optimizer.state_dict())
+    for group in ({"params": []}, {"params": [], "manifold": "Sphere"}):
+        with pytest.raises(TypeError, match="a group without parameters must name its manifold"):
+            optimizer.add_param_group(group)
+        with pytest.raises(TypeError, match="a group without parameters must name its manifold"):
+            RiemannianSGD([{"params": [x]}, group])
+    for nothing in ([], iter(()), nn.Identity()):
+        with pytest.raises(ValueError, match="empty parameter list"):
+            RiemannianSGD(nothing)
+
+
+@pytest.mark.parametrize("collection", [set, frozenset])
+def test_sets_have_no_order(collection):
+    params = [ManifoldParameter(Sphere(), (3,)) for _ in range(3)]
+    for given in (collection(params), [{"params": collection(params)}]):
+        with pytest.raises(TypeError, match="in a set, whose order"):
+            RiemannianSGD(given)
+    with pytest.raises(TypeError, match="in a set, whose order"):
+        RiemannianSGD(params[:1]).add_param_group({"params": collection(params[1:])})
+
+
+def stepped(optimizer):
+    for group in optimizer.param_groups:
+        for p in group["params"]:
+            p.grad = torch.randn_like(p)
+    optimizer.step()
+    return optimizer
+
+
+STATES = {
+    "ours": lambda *shape: RiemannianAdam([ManifoldParameter(Stiefel(), shape)], amsgrad=True),
+    "wrapped": lambda *shape: riemannian(
+        torch.optim.Adam([{"params": [ManifoldParameter(Stiefel(), shape)], "manifold": Stiefel()}], amsgrad=True)
+    ),
+    "torch": lambda *shape: torch.optim.Adam([nn.Parameter(torch.randn(shape))], amsgrad=True),
+}
+
+
+@pytest.mark.parametrize(
+    ("saved", "live", "shape"),
+    [(saved, live, (4, 2)) for saved in STATES for live in ("ours", "wrapped")] + [("ours", "wrapped", (5, 2))],
+)
+def test_a_state_that_does_not_fit_is_refused_before_anything_is_changed(saved, live, shape):
+    """One of another model; and one number per point where torch wants one per entry."""
+    state = stepped(STATES[saved](*shape)).state_dict()
+    optimizer = stepped(STATES[live](5, 2))
+    state["param_groups"][0]["lr"] = 7.0
+    before = copy.deepcopy(optimizer.state_dict())
+    with pytest.raises(ValueError, match=r"of shape .* does not fit a ManifoldParameter of shape \(5, 2\)"):
+        optimizer.load_state_dict(state)
+    after = optimizer.state_dict()
+    assert after["param_groups"] == before["param_groups"]
+    torch.testing.assert_close(after["state"], before["state"], rtol=0, atol=0)
+    stepped(optimizer)
+
+
+@pytest.mark.parametrize("live", ["ours", "wrapped"])
+@pytest.mark.parametrize("saved", ["torch", "wrapped"])
+def test_a_state_that_fits_is_taken_over(saved, live):
+    state = stepped(STATES[saved](5, 2)).state_dict()
+    optimizer = STATES[live](5, 2)
+    optimizer.load_state_dict(state)
+    (p,) = optimizer.param_groups[0]["params"]
+    assert optimizer.state[p]["step"] == 1
+    stepped(optimizer)
+    assert Stiefel().residual(p.detach()) < 1e-5
