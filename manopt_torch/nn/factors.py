@@ -60,6 +60,48 @@ def restricted_adjoint(g: Tensor, d: Tensor, u: Tensor, inverse: Tensor) -> Tens
     return scale(torch.fft.ifft(g, norm="ortho"), d[..., 0, :])
 
 
+def restricted_gradients(h: Tensor, Wh: Tensor, g: Tensor, Wg: Tensor, d: Tensor, u: Tensor) -> tuple[Tensor, Tensor]:
+    """Gradients of Re⟨g, W h⟩ by ``d`` and ``u``, where W is that of :func:`restricted`, summed over (T, *P, B, N).
+
+    ``Wh`` and ``Wg`` are W h and Wᴴ g. As all factors are unitary, what enters and leaves D3 R2 is known from (W h, g),
+    and what enters and leaves R1 F D1 from (h, Wᴴg): sums over rows are taken there, and transformed as one vector.
+    Only D2, in the middle, takes two more Fourier transforms of all rows.
+    """
+    (d1, d2, d3), (u1, u2) = d.unbind(-2), u.unbind(-2)
+    back3 = d3.conj_physical()
+    middle = [torch.fft.fft(reflect(scale(x, back3), u2), norm="ortho") for x in (Wh, g)]
+    d_d = [d1 * _correlation(h, Wg), d2 * _correlation(*middle), d3 * _correlation(Wh, g)]
+
+    # R f = f − 2u(uᴴf) with gradient c behind it: −2 Σ conj(uᴴf) c + conj(uᴴc) f, and uᴴf = −uᴴRf
+    def behind(x: Tensor) -> Tensor:
+        """D3ᴴ x, of vectors (*P, N)."""
+        return back3 * x
+
+    def before(x: Tensor) -> Tensor:
+        """F D1 x."""
+        return torch.fft.fft(d1 * x, norm="ortho")
+
+    w2, w1 = d3 * u2, d1.conj_physical() * torch.fft.ifft(u1, norm="ortho")
+    d_u2 = behind(_weighted(Wh, w2, g)) - _reflect_vector(behind(_weighted(g, w2, Wh)), u2)
+    d_u1 = before(_weighted(Wg, w1, h)) - _reflect_vector(before(_weighted(h, w1, Wg)), u1)
+    return torch.stack(d_d, -2), 2 * torch.stack([d_u1, d_u2], -2)
+
+
+def _correlation(a: Tensor, b: Tensor) -> Tensor:
+    """Σ conj(a) b over the rows of (T, *P, B, N): (*P, N)."""
+    return (a.conj_physical() * b).sum((0, -2))
+
+
+def _weighted(a: Tensor, w: Tensor, b: Tensor) -> Tensor:
+    """Σ conj(wᴴa) b over the rows of (T, *P, B, N): (*P, N)."""
+    return ((a @ w.conj_physical().unsqueeze(-1)).mH @ b).sum(0).squeeze(-2)
+
+
+def _reflect_vector(x: Tensor, u: Tensor) -> Tensor:
+    """(I − 2 u uᴴ) x for vectors (*P, N), one for each reflection."""
+    return reflect(x.unsqueeze(-2), u).squeeze(-2)
+
+
 def random_permutation(
     *shape: int, device: torch.device | str | None = None, generator: torch.Generator | None = None
 ) -> Tensor:

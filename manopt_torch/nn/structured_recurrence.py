@@ -11,8 +11,8 @@ from torch import Tensor
 from manopt_torch.nn.activations import EPSILON, modrelu
 from manopt_torch.nn.unitary_maps import UnitaryMap
 
-#: numbers in the states of a chunk of steps, over which the backward pass gathers what depends on no later step
-CHUNK = 2**18
+#: numbers in the states of a chunk of steps, for which the backward pass computes together what can be: cache-sized
+CHUNK = 2**16
 #: the modulus below which the exact modReLU takes its argument for zero: the square of less underflows
 TINY = 1e-18
 
@@ -108,22 +108,27 @@ class _Recurrence(torch.autograd.Function):
         needs_input, needs_V, *_ = ctx.needs_input_grad
         d_input = torch.empty_like(input, memory_format=torch.contiguous_format) if needs_input else None
         d_V, d_bias, d_h = (torch.zeros_like(t, memory_format=torch.contiguous_format) for t in (weight_ih, bias, h0))
-        d_factors = _Gradients(ctx.kind, factors, ctx.needs_input_grad[7:])
+        d_factors: list[Tensor | None] = [None for _ in factors]
         steps = max(1, CHUNK // max(1, h0.numel()))
         for start in reversed(range(0, len(input), steps)):
             stop = min(start + steps, len(input))
             chunk = slice(start, stop)
             active = None if mask is None else mask[chunk].unsqueeze(-1)
             sigma = _Derivative.at(arguments[chunk], bias.unsqueeze(-2), ctx.hard, active)
-            d_z, radial, d_h = _steps_back(ctx.kind, factors, sigma, grad[chunk], d_h, active)
-            d_bias += radial.mul_(sigma.threshold).sum((0, -2))
+            d_z, d_thresholds, backs, d_h = _steps_back(ctx.kind, factors, sigma, grad[chunk], d_h, active)
+            d_bias += d_thresholds.sum((0, -2))
             if needs_V:
                 d_V += torch.einsum("t...bn,t...bm->...nm", d_z, input[chunk].conj())
             if d_input is not None:
                 torch.matmul(d_z, weight_ih.conj(), out=d_input[chunk])
-            before = states[start - 1 : stop - 1] if start else torch.cat([h0.unsqueeze(0), states[: stop - 1]])
-            d_factors.add(before, d_z)
-        return d_input, d_V, d_bias, d_h, None, None, None, *d_factors.sums
+            if any(ctx.needs_input_grad[7:]):
+                before = states[start - 1 : stop - 1] if start else torch.cat([h0.unsqueeze(0), states[: stop - 1]])
+                products = arguments[chunk] - input[chunk] @ weight_ih.mT
+                parts = ctx.kind.factor_gradients(before, products, d_z, backs, *factors)
+                d_factors = [
+                    part if total is None else total + part for total, part in zip(d_factors, parts, strict=True)
+                ]
+        return d_input, d_V, d_bias, d_h, None, None, None, *d_factors
 
 
 def _steps_back(
@@ -133,47 +138,21 @@ def _steps_back(
     grad: Tensor,
     d_h: Tensor,
     active: Tensor | None,
-) -> tuple[Tensor, Tensor, Tensor]:
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Through a chunk of steps from its last state, whose gradient from later steps is ``d_h``.
 
-    Returns the gradients of the arguments z, the radial parts Re(ū g), and the gradient of the state before the chunk.
+    Returns the gradients of the arguments z and of the thresholds b, Wᴴ times the former, and the gradient of the state
+    before the chunk.
     """
-    d_z = torch.empty_like(sigma.u)
-    radial = torch.empty_like(sigma.ratio)
-    for t in reversed(range(len(grad))):
-        g = grad[t] + d_h
-        u, out = sigma.u[t], d_z[t]
-        torch.mul(g, sigma.ratio[t], out=out)
-        radial[t] = _inner(u, g)
-        out.addcmul_(u, sigma.slope[t] * radial[t])
-        d_h = kind.adjoint_product(out, *factors)
-        if active is not None:
-            d_h = torch.where(active[t], d_h, g)
-    return d_z, radial, d_h
-
-
-class _Gradients:
-    """Sums over chunks of the gradients of the factors, those that are asked for."""
-
-    def __init__(self, kind: type[UnitaryMap], factors: Sequence[Tensor], needed: tuple[bool, ...]) -> None:
-        self.kind = kind
-        self.factors = factors
-        self.sums = [torch.zeros_like(f) if need else None for f, need in zip(factors, needed, strict=True)]
-
-    def add(self, h: Tensor, d_z: Tensor) -> None:
-        """The share of the products W h, whose gradient is ``d_z``."""
-        asked = [i for i, total in enumerate(self.sums) if total is not None]
-        if not asked:
-            return
-        own = [f.detach() for f in self.factors]
-        with torch.enable_grad():
-            wanted = [own[i].requires_grad_() for i in asked]
-            product = self.kind.product(h, *own)
-        found = torch.autograd.grad(product, wanted, d_z, allow_unused=True)
-        for i, part in zip(asked, found, strict=True):
-            total = self.sums[i]
-            if part is not None and total is not None:
-                total += part
+    d_z, d_thresholds, backs = torch.empty_like(sigma.u), torch.empty_like(sigma.ratio), []
+    steps = zip(*(t.unbind(0) for t in (grad, *sigma, d_z, d_thresholds)), strict=True)
+    for t, (g, u, ratio, curl, out, along) in reversed(list(enumerate(steps))):
+        g = g + d_h
+        _inner(u, g, out=along)
+        torch.mul(g, ratio, out=out).addcmul_(u, curl * along)
+        backs.append(kind.adjoint_product(out, *factors))
+        d_h = backs[-1] if active is None else torch.where(active[t], backs[-1], g)
+    return d_z, d_thresholds, torch.stack(backs[::-1]), d_h
 
 
 def _differentiable_gradient(
@@ -191,28 +170,26 @@ def _differentiable_gradient(
 
 
 class _Derivative(NamedTuple):
-    """modReLU at z with s = √(|z|² + ε), u = z/s: σ(z) = ratio · z, and for an incoming g
+    """modReLU at z with s = √(|z|² + ε), u = z/(s + ε): σ(z) = ratio · z, and for an incoming g
 
-    dz = ratio · g + u · (slope · Re(ū g)),  db = threshold · Re(ū g).
+    db = Re(ū g),  dz = ratio · g + (curl · db) u,  curl = (ε − b)/s.
 
-    With ε = 0 (hard) these are the formulas of :class:`manopt_torch.nn.ModReLU`. Inactive steps have zeros throughout.
+    With ε = 0 (hard) these are the formulas of :class:`manopt_torch.nn.ModReLU`. All are zero where a unit is below its
+    threshold, and where the step is not active.
     """
 
     u: Tensor
     ratio: Tensor
-    slope: Tensor
-    threshold: Tensor
+    curl: Tensor
 
     @staticmethod
     def at(z: Tensor, bias: Tensor, hard: bool, active: Tensor | None) -> _Derivative:
         s, epsilon = _modulus(z, hard), 0.0 if hard else EPSILON
         ratio = _ratio(s, bias, hard)
         if active is not None:
-            ratio = ratio * active
-        s = torch.where(ratio > 0, s, 1)
-        inverse = (s + epsilon).reciprocal_()
-        threshold = (s * inverse).mul_(ratio > 0)
-        return _Derivative(z / s, ratio, threshold * inverse * (epsilon - bias), threshold)
+            ratio *= active
+        s.masked_fill_(ratio <= 0, torch.inf)
+        return _Derivative(z * (s + epsilon).reciprocal_(), ratio, (epsilon - bias) / s)
 
 
 def _modulus(z: Tensor, hard: bool) -> Tensor:
@@ -228,6 +205,8 @@ def _ratio(s: Tensor, bias: Tensor, hard: bool) -> Tensor:
     return torch.relu(s + bias).div_(s + EPSILON)
 
 
-def _inner(a: Tensor, b: Tensor) -> Tensor:
+def _inner(a: Tensor, b: Tensor, out: Tensor | None = None) -> Tensor:
     """Re(ā b), elementwise."""
-    return (a.real * b.real).addcmul_(a.imag, b.imag) if a.is_complex() else a * b
+    if not a.is_complex():
+        return torch.mul(a, b, out=out)
+    return torch.mul(a.real, b.real, out=out).addcmul_(a.imag, b.imag)

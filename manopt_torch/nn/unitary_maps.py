@@ -15,6 +15,7 @@ from manopt_torch.nn.factors import (
     random_permutation,
     restricted,
     restricted_adjoint,
+    restricted_gradients,
     scale,
     unit,
 )
@@ -68,6 +69,21 @@ class UnitaryMap(nn.Module, abc.ABC):
     @abc.abstractmethod
     def adjoint_product(g: Tensor, *factors: Tensor) -> Tensor:
         """Wᴴ g, for ``g`` (..., *P, B, N) and the tensors of :meth:`factors`."""
+
+    @classmethod
+    def factor_gradients(
+        cls, h: Tensor, Wh: Tensor, g: Tensor, Wg: Tensor, *factors: Tensor
+    ) -> tuple[Tensor | None, ...]:
+        """Gradients by the factors of Re⟨g, W h⟩, summed over all rows; ``Wh`` and ``Wg`` are W h and Wᴴ g.
+
+        By automatic differentiation of :meth:`product`, unless a subclass knows better.
+        """
+        own = [f.detach() for f in factors]
+        wanted = [f.requires_grad_() for f in own if f.is_floating_point() or f.is_complex()]
+        with torch.enable_grad():
+            product = cls.product(h, *own)
+        found = iter(torch.autograd.grad(product, wanted, g, materialize_grads=True))
+        return tuple(next(found) if f.requires_grad else None for f in own)
 
     def forward(self, h: Tensor) -> Tensor:
         """W h: (..., *P, B, N) to the same."""
@@ -170,6 +186,10 @@ class RestrictedUnitary(UnitaryMap):
     def adjoint_product(g: Tensor, *f: Tensor) -> Tensor:
         d, u, _, inverse = f
         return restricted_adjoint(g, d, u, inverse)
+
+    @classmethod
+    def factor_gradients(cls, h: Tensor, Wh: Tensor, g: Tensor, Wg: Tensor, *f: Tensor) -> tuple[Tensor | None, ...]:
+        return *restricted_gradients(h, Wh, g, Wg, *f[:2]), None, None
 
 
 class HouseholderUnitary(UnitaryMap):

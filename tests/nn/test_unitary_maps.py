@@ -130,6 +130,24 @@ def test_gradcheck(name, dtype):
 
 
 @every_map
+@pytest.mark.parametrize("batch_shape", [(), (2,), (2, 3)])
+def test_gradients_of_the_factors(name, dtype, batch_shape):
+    """Of Re⟨g, W h⟩ by the parameters, whatever way the map takes, against automatic differentiation."""
+    unitary = MAPS[name](6, batch_shape=batch_shape, dtype=dtype)
+    h, g = torch.randn(2, 4, *batch_shape, 3, 6, dtype=dtype).unbind(0)
+    parameters = list(unitary.parameters())
+    expected = torch.autograd.grad(unitary(h), parameters, g)
+    f = unitary.factors()
+    with torch.no_grad():
+        found = unitary.factor_gradients(h, unitary(h), g, unitary.adjoint(g), *f)
+    asked = [(t, d_t) for t, d_t in zip(f, found, strict=True) if t.requires_grad]
+    assert all(d_t is None for t, d_t in zip(f, found, strict=True) if not (t.is_floating_point() or t.is_complex()))
+    outputs, cotangents = zip(*asked, strict=True)
+    for a, b in zip(torch.autograd.grad(outputs, parameters, cotangents), expected, strict=True):
+        torch.testing.assert_close(a, b)
+
+
+@every_map
 def test_matrix_is_differentiable(name, dtype):
     """Descent on Re tr(CᴴW) in the parameters lowers it by |gradient|²."""
     unitary = MAPS[name](5, dtype=dtype)
