@@ -1,0 +1,158 @@
+"""What system_identification.py is about: batches of systems to identify, published errors, tables and pictures."""
+
+from __future__ import annotations
+
+import argparse
+import math
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+from matplotlib.figure import Figure
+from torch import Tensor, nn
+
+from manopt_torch.nn.recurrence import unitary_recurrence
+from manopt_torch.nn.unitary_maps import RestrictedUnitary
+
+#: kinds of W_sys: a random restricted matrix, and the product of two
+KINDS = ("W_u", "W_g")
+#: numbers of the first batch of each part, out of ten million for one seed
+PARTS = {"train": 0, "validation": 4_000_000, "test": 8_000_000}
+#: normalised MSE by W_sys, model and N (Wisdom et al., 2016, table 1), quoted from memory
+PUBLISHED = {
+    ("W_u", "restricted"): {4: 4.81e-1, 6: 6.75e-3, 7: 3.53e-1, 8: 3.51e-1, 16: 7.30e-1},
+    ("W_u", "full"): {4: 1.28e-1, 6: 3.03e-1, 7: 2.16e-1, 8: 5.04e-2, 16: 1.28e-1},
+    ("W_g", "restricted"): {4: 3.21e-4, 6: 3.36e-1, 7: 3.36e-1, 8: 2.69e-1, 16: 7.60e-1},
+    ("W_g", "full"): {4: 8.72e-2, 6: 3.86e-1, 7: 2.62e-1, 8: 7.22e-2, 16: 1.00e-6},
+}
+
+
+class Systems(nn.Module):
+    """Two systems h_t = σ(W h_{t-1} + x_t) from h_0 = 0, and networks that are to imitate them, as one batch.
+
+    ``weight``, the systems' own W: (2, N, N), one of each of ``KINDS``. ``restricted`` holds the networks' restricted
+    matrices, a batch (2, S) of S starts. All these matrices have the same permutation, so that W_u is within reach of
+    the restricted model. ``bias`` (2, N) of modReLU, uniform on [-0.11, -0.09], is the systems' and the networks'.
+
+    Inputs are circular complex Gaussian white noise of unit variance, drawn anew for every batch from ``args.seed``,
+    the part and the number of the batch; both systems hear the same noise.
+
+    Uses of ``args``: starts, steps, batch, seed, and how many sequences train, validation and test have.
+    """
+
+    def __init__(self, size: int, args: argparse.Namespace) -> None:
+        super().__init__()
+        self.size, self.args = size, args
+        torch.manual_seed(args.seed)
+        self.restricted = RestrictedUnitary(size, batch_shape=(2, args.starts))
+        factors = RestrictedUnitary(size, batch_shape=(3,))
+        for buffer in (factors.permutation, self.restricted.permutation):
+            buffer.copy_(self.restricted.permutation[0, 0].expand_as(buffer).clone())
+        with torch.no_grad():
+            A, B, C = factors.matrix()
+        self.weight = torch.stack([A, B @ C])
+        self.bias = torch.empty(2, size).uniform_(-0.11, -0.09)
+
+    def states(self, weight: Tensor, input: Tensor) -> Tensor:
+        """(T, 2, M, S, B, N), for weights (2, M, S, N, N) of M models and input (T, B, N)."""
+        batch = weight.shape[:-2]
+        V = torch.eye(self.size, dtype=weight.dtype).expand_as(weight)
+        b = self.bias[:, None, None].expand(*batch, -1)
+        x = input[:, None, None, None].expand(-1, *batch, -1, -1)
+        return unitary_recurrence(x, V, weight, b, input.new_zeros(*batch, *input.shape[1:]))
+
+    def batch(self, part: str, number: int) -> tuple[Tensor, Tensor]:
+        """The input (T, B, N) with this ``number`` of one of the ``PARTS``, and the target (T, 2, 1, 1, B, N)."""
+        args = self.args
+        generator = torch.Generator().manual_seed(args.seed * 10_000_000 + PARTS[part] + number)
+        noise = torch.randn(args.steps, args.batch, self.size, 2, generator=generator)
+        input = torch.view_as_complex(noise) / math.sqrt(2)
+        with torch.no_grad():
+            return input, self.states(self.weight[:, None, None], input)
+
+    def mse(self, weight: Tensor, number: int) -> Tensor:
+        """Mean square error (2, M, S) of the networks on a training batch, differentiable in ``weight``."""
+        input, target = self.batch("train", number % (self.args.train // self.args.batch))
+        return mean_square(self.states(weight, input) - target)
+
+    @torch.no_grad()
+    def evaluate(self, weight: Tensor, part: str) -> tuple[Tensor, Tensor]:
+        """Mean square errors (2, M, S) over all of ``part``, and the same divided by the systems' mean square."""
+        batches = getattr(self.args, part) // self.args.batch
+        error = power = torch.zeros(())
+        for number in range(batches):
+            input, target = self.batch(part, number)
+            error = error + mean_square(self.states(weight, input) - target) / batches
+            power = power + mean_square(target) / batches
+        return error, error / power
+
+
+def mean_square(states: Tensor) -> Tensor:
+    """Mean of |h|² over steps, sequences and units: (T, 2, M, S, B, N) to (2, M, S)."""
+    return torch.view_as_real(states).square().mean((0, -3, -2, -1)) * 2
+
+
+# ------------------------------------------------------------ tables and pictures
+def table(errors: Tensor, chosen: Tensor, dimensions: Sequence[int], models: Sequence[str], published: bool) -> str:
+    """Markdown of errors (D, 2, M, S): of the ``chosen`` starts (D, 2, M), and in brackets the mean of all.
+
+    ``published`` errors, which are normalised, stand below, and an error of 1 is remarked upon.
+    """
+    lines = [f"| W_sys | model | {' | '.join(f'N = {N}' for N in dimensions)} |", "|---" * (2 + len(dimensions)) + "|"]
+    for k, kind in enumerate(KINDS):
+        for m, model in enumerate(models):
+            found = [(errors[d, k, m, chosen[d, k, m]], errors[d, k, m].mean()) for d in range(len(dimensions))]
+            no = [" **no better than zero**" if published and best >= 1 else "" for best, _ in found]
+            cells = [f"{best:.2e} ({mean:.2e}){remark}" for (best, mean), remark in zip(found, no, strict=True)]
+            lines.append(f"| {kind} | {model} | {' | '.join(cells)} |")
+            if published and (kind, model) in PUBLISHED:
+                old = [PUBLISHED[kind, model].get(N) for N in dimensions]
+                cells = ["" if value is None else f"{value:.2e}" for value in old]
+                lines.append(f"| {kind} | {model}, published (from memory) | {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+def verdict(kind: str, N: int, errors: Tensor, ratio: float) -> str:
+    """One line: whether the full model's error, the first, is below ``ratio`` times the restricted one's, the second."""
+    full, restricted = errors[:2].tolist()
+    found = f"{kind}, N = {N}: full {full:.3f}, restricted {restricted:.3f}"
+    if max(full, restricted) >= 1:
+        return f"{found}; one of them is no better than predicting zero, so no ordering is claimed"
+    reached = "reached" if full < ratio * restricted else "missed"
+    return f"{found}; their ratio {full / restricted:.3f} is to be below {ratio}: {reached}"
+
+
+def draw_curves(curve: Tensor, every: int, dimensions: Sequence[int], models: Sequence[str], picture: Path) -> None:
+    """Normalised validation error (V, D, 2, M, S) over iterations: a panel for each kind and N, a line for a start."""
+    figure = Figure(figsize=(3 * len(dimensions), 5.5), layout="constrained")
+    panels = figure.subplots(2, len(dimensions), sharex=True, sharey="row", squeeze=False)
+    for k, kind in enumerate(KINDS):
+        for d, N in enumerate(dimensions):
+            axes = panels[k, d]
+            for m, model in enumerate(models):
+                for s, line in enumerate(curve[:, d, k, m].unbind(-1)):
+                    axes.plot(torch.arange(len(line)) * every, line, f"C{m}", lw=0.8, label=model if s == 0 else None)
+            axes.axhline(1, color="gray", ls=":")
+            axes.set(title=f"{kind}, N = {N}", yscale="log")
+        panels[k, 0].set(ylabel="MSE / E|h|²")
+    for axes in panels[1]:
+        axes.set(xlabel="iterations")
+    panels[0, 0].legend()
+    figure.savefig(picture, dpi=120)
+
+
+def draw_bars(best: Tensor, dimensions: Sequence[int], models: Sequence[str], picture: Path) -> None:
+    """Normalised errors (D, 2, M) as bars, the published ones as black marks."""
+    figure = Figure(figsize=(9, 3.5), layout="constrained")
+    for k, axes in enumerate(figure.subplots(1, 2, sharey=True)):
+        for m, model in enumerate(models):
+            at = torch.arange(len(dimensions)) + 0.25 * (m - (len(models) - 1) / 2)
+            axes.bar(at, best[:, k, m], 0.22, color=f"C{m}", label=model)
+            known = PUBLISHED.get((KINDS[k], model), {})
+            axes.plot(at, [known.get(N, math.nan) for N in dimensions], "k_", ms=12)
+        axes.axhline(1, color="gray", ls=":")
+        axes.set(title=f"{KINDS[k]} (black: published, from memory)", xlabel="N", yscale="log")
+        axes.set_xticks(range(len(dimensions)), [str(N) for N in dimensions])
+    figure.axes[0].set(ylabel="MSE / E|h|², best start")
+    figure.axes[0].legend()
+    figure.savefig(picture, dpi=120)
