@@ -185,7 +185,7 @@ class ManifoldParameter(nn.Parameter):
                     "dtype, device and generator are for a random point; convert the tensor itself: data.to(...)"
                 )
             on, value = manifold, data.detach().resolve_conj()
-        elif isinstance(data, Manifold) and not isinstance(manifold, (Tensor, Manifold)):
+        elif isinstance(data, Manifold) and isinstance(manifold, Sequence):
             on, value = data, torch.empty(tuple(manifold), dtype=dtype, device=device)
         else:
             raise TypeError(
@@ -240,8 +240,17 @@ def _join(path: str, leaf: str) -> str:
     return f"{path}.{leaf}" if path else leaf
 
 
+def _require_module(module: object) -> None:
+    if not isinstance(module, nn.Module):
+        raise TypeError(
+            f"got {_kind(module)}, expected a module. A bare ManifoldParameter W is stepped by RiemannianAdam([W]) or "
+            "in a group {'params': [W], 'manifold': W.manifold}, and measured by W.manifold.residual(W)"
+        )
+
+
 def _constrained(module: nn.Module) -> Iterator[tuple[str, nn.Parameter, _Slot]]:
     """(dotted name, parameter, slot), each tensor once."""
+    _require_module(module)
     seen: dict[int, tuple[str, Manifold]] = {}
     for path, owner in module.named_modules():
         for leaf, slot in _slots(owner).items():
@@ -453,10 +462,12 @@ def constrain(
 
     Raises:
         ValueError: nothing matches, the shape does not fit, the value is off the manifold (with the residual),
-            the same tensor is declared on another manifold already, or the option is unknown.
+            the same tensor is declared on another manifold already, the option is unknown, or it is an embedding with
+            ``padding_idx`` or ``max_norm``.
         TypeError: the parameter is of an integer dtype, or arguments of a wrong kind.
         NotImplementedError: ``nearest`` is needed and the manifold has none; ``init="random"`` is always there.
     """
+    _require_module(module)
     for option, value, kind in (("init", init, Init), ("on_load", on_load, OnLoad)):
         if value not in get_args(kind):
             raise ValueError(f"{option}={value!r}: expected one of {', '.join(map(repr, get_args(kind)))}")
@@ -490,10 +501,16 @@ def _declare(
     root: nn.Module, wanted: Mapping[str, Manifold], init: Init, on_load: OnLoad
 ) -> list[tuple[str, Manifold]]:
     taken = {id(parameter): (name, slot.manifold) for name, parameter, slot in _constrained(root)}
+    owners = dict(root.named_modules(remove_duplicate=False))
     plan: list[tuple[nn.Parameter, Manifold, Tensor | None]] = []
     for name, manifold in wanted.items():
         path, _, leaf = name.rpartition(".")
-        owner = root.get_submodule(path)
+        owner = owners.get(path)
+        if owner is None:
+            raise ValueError(
+                f"{name}: {type(root).__name__} has no part {path!r}; globs are given in a dictionary, as in "
+                f"constrain(model, {{{name!r}: {manifold!r}}})"
+            )
         parameter = owner._parameters.get(leaf)
         if parameter is None:
             has = ", ".join(n for n, p in owner._parameters.items() if p is not None) or "none"
@@ -501,6 +518,12 @@ def _declare(
         if nn.parameter.is_lazy(parameter):
             raise ValueError(f"{name} has no shape yet: run the model once on a batch, then constrain it")
         _check_dtype(parameter.dtype, name)
+        embeds = isinstance(owner, (nn.Embedding, nn.EmbeddingBag)) and not isinstance(manifold, Euclidean)
+        if embeds and (owner.padding_idx, owner.max_norm) != (None, None):
+            raise ValueError(
+                f"{name}: {owner} keeps its row padding_idx at zero and rescales rows to max_norm, which leaves "
+                f"{manifold!r}: build it without these, and mask what is padded"
+            )
         batch_dims = 0 if isinstance(owner, nn.modules.conv._ConvNd) else max(parameter.dim() - 2, 0)
         try:
             seen = view_for(manifold, tuple(parameter.shape), batch_dims=batch_dims)
@@ -544,6 +567,7 @@ def release(module: AnyModule) -> AnyModule:
 
     What is returned, ``module`` itself, is an ordinary torch module, with no trace of this package in its pickles.
     """
+    _require_module(module)
     for owner in module.modules():
         for leaf in vars(owner).pop("_slots", {}):
             parameter = owner._parameters.get(leaf)
@@ -578,8 +602,8 @@ def param_groups(model: nn.Module, overrides: Mapping[str, Mapping[str, Any]] | 
     Raises:
         ValueError: a glob matches nothing, or an option is ``"manifold"`` or ``"params"``.
     """
-    _guard_loading(model)
     on = {id(parameter): slot.manifold for _, parameter, slot in _constrained(model)}
+    _guard_loading(model)
     named = dict(model.named_parameters(remove_duplicate=False))
     options: dict[int, dict[str, Any]] = {}
     for glob, given in (overrides or {}).items():

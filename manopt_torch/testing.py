@@ -93,11 +93,19 @@ def select_laws(registry: Mapping[str, Law], laws: Iterable[str] | None) -> dict
     """The laws with these names or numbers; all for None. ``ValueError`` for an unknown one."""
     if laws is None:
         return dict(registry)
-    wanted = [laws] if isinstance(laws, str) else list(laws)
+    wanted = [laws] if isinstance(laws, str) else some(laws=laws)
     for law in wanted:
         if not any(_named(name, law) for name in registry):
             raise ValueError(f"there is no law {law!r}; the laws are: {'; '.join(registry)}")
     return {name: law for name, law in registry.items() if any(_named(name, w) for w in wanted)}
+
+
+def some(**given: Iterable[Any]) -> tuple[Any, ...]:
+    """The one argument as a tuple; ``ValueError`` for an empty one, with which nothing would be checked."""
+    ((name, values),) = given.items()
+    if not (items := tuple(values)):
+        raise ValueError(f"{name} is empty, so that nothing would be checked")
+    return items
 
 
 def exemption(name: str, *owners: Any) -> str | None:
@@ -321,14 +329,21 @@ def check_manifold(
 
     Raises:
         LawViolation: the first law that does not hold.
+        TypeError: for a class instead of an instance, and for a class that is no dataclass.
+        ValueError: for an unknown law, and where nothing would be checked.
     """
-    dtypes, batch_shapes = tuple(dtypes), tuple(batch_shapes)
+    if not isinstance(manifold, Manifold):
+        raise TypeError(f"got {manifold!r}, expected an instance of a manifold, such as Stiefel()")
+    if not dataclasses.is_dataclass(manifold):
+        raise TypeError(f"write @dataclasses.dataclass(frozen=True) over the class {type(manifold).__name__}")
+    dtypes, batch_shapes = some(dtypes=dtypes), some(batch_shapes=batch_shapes)
+    shapes = shapes or some(event_shapes=manifold.event_shapes)
     applied = []
     for name, law in select_laws(MANIFOLD_LAWS, laws).items():
         kinds = tuple(dict.fromkeys(map(_fine, dtypes))) if law.fine else dtypes
         settings = (
             _Setting(name, manifold, tuple(shape), batch, dtype)
-            for shape in shapes or manifold.event_shapes
+            for shape in shapes
             for dtype in kinds
             for batch in (((),) if law.fine else batch_shapes)
         )
@@ -1212,7 +1227,7 @@ def check_optimizer(
         LawViolation: the first law that does not hold.
     """
     event = tuple(manifold.event_shapes[0] if shape is None else shape)
-    dtypes = tuple(dtypes)
+    dtypes = some(dtypes=dtypes)
     example = nn.Parameter(manifold.random(*event, dtype=dtypes[0], generator=torch.Generator().manual_seed(0)))
     kind = type(factory([{"params": [example], "manifold": manifold}]))
     applied = []

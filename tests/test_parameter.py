@@ -201,6 +201,11 @@ class TestManifoldParameter:
             ManifoldParameter(x.tolist(), Stiefel())  # type: ignore[call-overload]
         with pytest.raises(TypeError, match=r"got \(Tensor, the class Stiefel\)"):
             ManifoldParameter(x, Stiefel)  # type: ignore[call-overload]
+        with pytest.raises(TypeError, match=r"got \(Sphere, int\).*ManifoldParameter\(manifold, shape\)"):
+            ManifoldParameter(Sphere(), 5)  # type: ignore[call-overload]
+        for manifold, shape in ((Sphere(), (0,)), (Stiefel(), (3, 0)), (WIDE, (0, 3)), (Sphere(), (2, 0))):
+            with pytest.raises(ValueError, match="has no points without entries"):
+                ManifoldParameter(manifold, shape)
         with pytest.raises(TypeError, match=r"data\.to"):
             ManifoldParameter(x, Stiefel(), dtype=torch.float32)  # type: ignore[call-overload]
 
@@ -432,6 +437,17 @@ class TestConstrain:
         torch.testing.assert_close(table.weight.norm(dim=-1), torch.ones(7))
         assert list(named_manifolds(constrain(nn.Conv2d(2, 3, 3), "weight", Euclidean()))) == [("weight", Euclidean())]
 
+    @pytest.mark.parametrize("options", [{"padding_idx": 0}, {"max_norm": 0.5}], ids=str)
+    @pytest.mark.parametrize("kind", [nn.Embedding, nn.EmbeddingBag])
+    def test_an_embedding_that_writes_to_its_rows_is_refused(self, kind, options) -> None:
+        model = nn.Sequential(nn.Linear(3, 3), kind(5, 3, **options))
+        before = bits(model)
+        with pytest.raises(ValueError, match=r"1\.weight: .*keeps its row padding_idx at zero.*Sphere\(\)"):
+            constrain(model, {"0.weight": Stiefel(), "1.weight": Sphere()})
+        assert_same_bits(model, before)
+        constrain(model, "1.weight", Euclidean())
+        assert_same_bits(model, before)
+
     def test_recurrent_weights_of_torch(self) -> None:
         rnn = nn.RNN(2, 4, num_layers=2)
         found = constrain(rnn, {"weight_hh_*": Unitary()})
@@ -457,6 +473,8 @@ class TestConstrain:
             (("weight", Stiefel()), ValueError, "Sequential has no parameter 'weight'; its parameters: none"),
             (("0.gain", Stiefel()), ValueError, "Linear has no parameter 'gain'; its parameters: weight, bias"),
             (("0.bias", Stiefel()), ValueError, "^0.bias: "),
+            (("*.weight", Stiefel()), ValueError, r"no part '\*'.*constrain\(model, \{'\*\.weight': Stiefel\(\)\}\)"),
+            (("2.weight", Stiefel()), ValueError, "Sequential has no part '2'"),
             (("0.weight", Stiefel), TypeError, "write constrain"),
             (("0.weight",), TypeError, "write constrain"),
             (({"0.weight": Stiefel()}, Stiefel()), TypeError, "write constrain"),
@@ -1032,6 +1050,24 @@ class TestMeasuring:
         module.W = ManifoldParameter(torch.zeros(0, 5, 3), Stiefel())
         assert max_residual(module) == 0.0
         assert_on_manifold(module)
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        max_residual,
+        assert_on_manifold,
+        param_groups,
+        release,
+        lambda given: list(named_manifolds(given)),
+        lambda given: constrain(given, "weight", Sphere()),
+        lambda given: constrain(given, {"*": Sphere()}),
+    ],
+)
+@pytest.mark.parametrize("wrap", [lambda p: p, lambda p: [p]])
+def test_what_is_no_module_is_told_what_to_write(function, wrap) -> None:
+    with pytest.raises(TypeError, match=r"got (list|ManifoldParameter), expected a module.*'manifold': W\.manifold"):
+        function(wrap(ManifoldParameter(Sphere(), (3,))))
 
 
 def test_views_of_the_manifold_are_what_view_for_says() -> None:

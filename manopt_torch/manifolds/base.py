@@ -96,6 +96,8 @@ class Manifold(abc.ABC):
         """Raise ``ValueError``, saying what to write instead, if ``shape`` is not ``(*B, *S)`` for some S."""
         if len(shape) < self.event_dim:
             raise ValueError(f"{self!r} needs at least {self.event_dim} dimension(s), got shape {tuple(shape)}")
+        if 0 in shape[len(shape) - self.event_dim :]:
+            raise ValueError(f"{self!r} has no points without entries, got shape {tuple(shape)}")
 
     def dim(self, *shape: int, dtype: torch.dtype | None = None) -> int:
         """Real dimension of the manifold of tensors of shape ``(*B, *S)``; a complex ``dtype`` counts both parts,

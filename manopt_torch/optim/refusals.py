@@ -22,6 +22,8 @@ REFUSED: Mapping[type[torch.optim.Optimizer], str] = {
 
 def refuse_optimizer(optimizer: torch.optim.Optimizer, frame: str, tangent_state: tuple[str, ...] | None) -> None:
     """Raise if this instance cannot be wrapped with these options."""
+    if not isinstance(optimizer, torch.optim.Optimizer):
+        raise TypeError(f"got {optimizer!r}; write riemannian(torch.optim.Adam(param_groups(model), lr=...))")
     kind = type(optimizer)
     for refused, reason in REFUSED.items():
         if isinstance(optimizer, refused):
@@ -45,7 +47,7 @@ def refuse_optimizer(optimizer: torch.optim.Optimizer, frame: str, tangent_state
     if not any("manifold" in group for group in optimizer.param_groups):
         raise TypeError(
             f"no group of this {kind.__name__} names a manifold: build it with param_groups(model) instead of "
-            "model.parameters()"
+            "model.parameters(), or for a bare ManifoldParameter W with [{'params': [W], 'manifold': W.manifold}]"
         )
     # what is not a manifold, a shape that does not fit, another declaration
     as_groups([group for group in optimizer.param_groups if "manifold" in group])

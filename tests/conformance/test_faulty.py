@@ -7,6 +7,7 @@ import pytest
 import torch
 from faulty import MANIFOLDS, OPTIMIZERS, Adaptive, Ball, Descent, Frames, Positive, build
 
+from manopt_torch.manifolds import Manifold
 from manopt_torch.testing import (
     DTYPES,
     MANIFOLD_LAWS,
@@ -85,3 +86,22 @@ def test_exemptions_are_checked_both_ways():
     excused = lambda groups: elementwise(groups)  # noqa: E731
     excused.exempt = {"O6": "elementwise"}
     assert check_optimizer(excused, Ball(), laws=["O6"])
+
+
+def test_what_would_check_nothing_is_refused():
+    for empty in ("dtypes", "batch_shapes", "laws"):
+        with pytest.raises(ValueError, match=f"{empty} is empty"):
+            check_manifold(Frames(), **{empty: ()})
+    for empty in ("dtypes", "laws"):
+        with pytest.raises(ValueError, match=f"{empty} is empty"):
+            check_optimizer(Descent, Ball(), **{empty: iter(())})
+
+
+def test_what_is_no_manifold_is_refused():
+    for given in (Frames, "Frames()", None):
+        with pytest.raises(TypeError, match="expected an instance of a manifold, such as"):
+            check_manifold(given)
+    methods = {name: vars(Frames)[name] for name in ("project", "retract", "residual", "random")}
+    undecorated = type("Plain", (Manifold,), {**methods, "event_dim": 2, "event_shapes": ((3, 2),)})
+    with pytest.raises(TypeError, match=r"write @dataclasses.dataclass\(frozen=True\) over the class Plain"):
+        check_manifold(undecorated())

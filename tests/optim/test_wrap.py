@@ -195,6 +195,10 @@ def test_what_would_be_wrong_is_refused():
     torch.optim.lr_scheduler.StepLR(late, 1)
     with pytest.raises(ValueError, match="before building the scheduler"):
         riemannian(late)
+    with pytest.raises(TypeError, match=r"got <class 'torch.optim.adam.Adam'>; write riemannian\(torch.optim.Adam\("):
+        riemannian(torch.optim.Adam)
+    with pytest.raises(TypeError, match=r"\[\{'params': \[W\], 'manifold': W.manifold\}\]"):
+        riemannian(torch.optim.Adam([net.W]))
     optimizer = riemannian(torch.optim.SGD(param_groups(net), lr=0.1))
     with pytest.raises(TypeError, match="group without a manifold"):
         optimizer.add_param_group({"params": [ManifoldParameter(Sphere().random(3), Sphere())]})
