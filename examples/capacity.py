@@ -19,7 +19,7 @@ from harness.cli import new_folder, positive
 from matplotlib.figure import Figure
 from torch import Tensor
 
-from manopt_torch.nn.capacity import Capacity, capacity, flat
+from manopt_torch.nn import Capacity, capacity, parametrization
 from manopt_torch.nn.unitary_maps import GivensUnitary, HouseholderUnitary, RestrictedUnitary, UnitaryMap
 
 #: name -> the map of size N; the first three have about 7N parameters
@@ -46,7 +46,7 @@ def measure(sizes: range, points: int, generator: torch.Generator) -> dict[str, 
     """The capacity of every parametrization at every size."""
     found: dict[str, dict[int, Capacity]] = {}
     for name, make in MAPS.items():
-        maps = {N: flat(make(N), UnitaryMap.matrix) for N in sizes}
+        maps = {N: parametrization(make(N), UnitaryMap.matrix) for N in sizes}
         found[name] = {N: capacity(*maps[N], N, points=points, generator=generator) for N in sizes}
     found["Cayley"] = {N: capacity(partial(cayley, N=N), N * N, N, points=points, generator=generator) for N in sizes}
     return found

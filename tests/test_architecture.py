@@ -32,7 +32,7 @@ SHARED = {
     "kernels": ["precision", "linalg", "spectral"],
     "manifolds": ["base"],
     "optim": ["groups", "checkpoints", "base", "refusals"],
-    "nn": ["factors", "init", "activations"],
+    "nn": ["factors", "init", "activations", "unitary_maps", "structured_recurrence"],
     "solvers": ["base"],
 }
 DEPENDENCIES = {"torch", "numpy"}  # install_requires in setup.cfg; everything else is the standard library
@@ -57,6 +57,7 @@ TRANSPOSES = {"T", "t", "mT", "H", "swapaxes", "swapdims", "transpose"}
 PLAIN_TRANSPOSES = {
     ("manopt_torch/manifolds/view.py", "mT"): "a view only relabels entries, and is linear over the complex numbers",
     ("manopt_torch/testing.py", "mT"): "a law gives it transposed storage, to have strides that are not contiguous",
+    ("manopt_torch/nn/structured_recurrence.py", "mT"): "rows are inputs: (V x)ᵀ = xᵀ Vᵀ",
     ("manopt_torch/nn/unitary_maps.py", "mT"): "rows of the identity become columns of W",
     ("manopt_torch/nn/unitary_rnn.py", "mT"): "rows are states: (W h)ᵀ = hᵀ Wᵀ",
 }

@@ -53,7 +53,7 @@ def capacity(
 
     Args:
         f: takes a float64 tensor (P,), returns a float64 or complex128 tensor (N, N), unitary and differentiable; see
-            :func:`flat` for modules.
+            :func:`parametrization` for modules.
         num_params: P.
         N: size of the matrices.
         points: where the Jacobian is evaluated.
@@ -77,13 +77,13 @@ def capacity(
     return Capacity(num_params, dim, num_params < dim, max(ranks))
 
 
-def flat(module: M, matrix: Callable[[M], Tensor]) -> tuple[Callable[[Tensor], Tensor], int]:
+def parametrization(module: M, matrix: Callable[[M], Tensor]) -> tuple[Callable[[Tensor], Tensor], int]:
     """``(f, num_params)`` for :func:`capacity`, of the matrix that ``matrix(module)`` computes from a module.
 
     f takes all parameters of the module as one vector, of complex ones the real parts and then the imaginary parts::
 
         unitary = RestrictedUnitary(8, dtype=torch.complex128)
-        capacity(*flat(unitary, RestrictedUnitary.matrix), 8)
+        capacity(*parametrization(unitary, RestrictedUnitary.matrix), 8)
     """
     caller = _Caller(module, matrix)
     parameters = dict(caller.named_parameters())

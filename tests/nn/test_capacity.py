@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from manopt_torch.nn.capacity import Capacity, capacity, flat
+from manopt_torch.nn.capacity import Capacity, capacity, parametrization
 from manopt_torch.nn.unitary_maps import GivensUnitary, HouseholderUnitary, RestrictedUnitary, UnitaryMap
 
 both = pytest.mark.parametrize("dtype", [torch.complex128, torch.float64])
@@ -64,7 +64,7 @@ def test_restricted_form(N):
     """min(N², 7N − 7): two global phases, scale and phase of two vectors, one common rotation of them are redundant."""
     unitary = RestrictedUnitary(N, dtype=torch.complex128)
     expected = Capacity(7 * N, N * N, restricted=N > 7, rank=min(N * N, 7 * N - 7))
-    assert capacity(*flat(unitary, UnitaryMap.matrix), N, points=2) == expected
+    assert capacity(*parametrization(unitary, UnitaryMap.matrix), N, points=2) == expected
 
 
 @pytest.mark.parametrize("N", [2, 3, 5, 8])
@@ -74,12 +74,12 @@ def test_householder_products(N):
         unitary = HouseholderUnitary(N, K, dtype=torch.complex128)
         rank = min(N * N, 2 * K * N - K * K - 1 + N)
         expected = Capacity(2 * K * N + N, N * N, restricted=2 * K * N + N < N * N, rank=rank)
-        assert capacity(*flat(unitary, UnitaryMap.matrix), N, points=2) == expected
+        assert capacity(*parametrization(unitary, UnitaryMap.matrix), N, points=2) == expected
         real = HouseholderUnitary(N, K, dtype=torch.float64)
         dim = N * (N - 1) // 2
         rank = K * (N - K) + K * (K - 1) // 2 if K < N else dim
         expected = Capacity(K * N, dim, restricted=dim > K * N, rank=rank)
-        assert capacity(*flat(real, UnitaryMap.matrix), N, points=2) == expected
+        assert capacity(*parametrization(real, UnitaryMap.matrix), N, points=2) == expected
 
 
 @both
@@ -88,7 +88,7 @@ def test_givens_layers(N, dtype):
     """No parameter is redundant up to N layers, which fill the group."""
     dim = N * N if dtype.is_complex else N * (N - 1) // 2
     for L in range(1, N + 2):
-        f, num_params = flat(GivensUnitary(N, L, dtype=dtype), UnitaryMap.matrix)
+        f, num_params = parametrization(GivensUnitary(N, L, dtype=dtype), UnitaryMap.matrix)
         found = capacity(f, num_params, N, points=2)
         assert found == Capacity(num_params, dim, restricted=num_params < dim, rank=min(num_params, dim))
         assert (found.rank < dim) == (N > 2 and L < N)
@@ -96,11 +96,11 @@ def test_givens_layers(N, dtype):
 
 def test_flat_takes_all_parameters_of_any_module():
     layer = torch.nn.utils.parametrizations.orthogonal(torch.nn.Linear(3, 3, bias=False, dtype=torch.float64))
-    f, num_params = flat(layer, lambda layer: layer.weight)
+    f, num_params = parametrization(layer, lambda layer: layer.weight)
     assert num_params == 9
     assert capacity(f, num_params, 3).rank == 3
     unitary = HouseholderUnitary(3, 2, dtype=torch.complex128)
-    f, num_params = flat(unitary, UnitaryMap.matrix)
+    f, num_params = parametrization(unitary, UnitaryMap.matrix)
     v, theta = unitary.reflection.detach(), unitary.theta.detach()
     values = {"reflection": torch.cat([v.real.flatten(), v.imag.flatten()]), "theta": theta}
     W = f(torch.cat([values[name] for name, _ in unitary.named_parameters()]))
@@ -110,7 +110,7 @@ def test_flat_takes_all_parameters_of_any_module():
 
 def test_works_where_gradients_are_off():
     with torch.no_grad():
-        assert capacity(*flat(GivensUnitary(3, 3, dtype=torch.complex128), UnitaryMap.matrix), 3).rank == 9
+        assert capacity(*parametrization(GivensUnitary(3, 3, dtype=torch.complex128), UnitaryMap.matrix), 3).rank == 9
 
 
 def rotation(theta: Tensor) -> Tensor:
