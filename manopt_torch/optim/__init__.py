@@ -2,7 +2,8 @@
 
 from manopt_torch.optim.adam import RiemannianAdam
 from manopt_torch.optim.base import RiemannianOptimizer
+from manopt_torch.optim.rmsprop import RiemannianRMSprop
 from manopt_torch.optim.sgd import RiemannianSGD
 from manopt_torch.optim.wrap import riemannian
 
-__all__ = ["RiemannianAdam", "RiemannianOptimizer", "RiemannianSGD", "riemannian"]
+__all__ = ["RiemannianAdam", "RiemannianOptimizer", "RiemannianRMSprop", "RiemannianSGD", "riemannian"]

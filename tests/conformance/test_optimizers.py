@@ -12,7 +12,7 @@ from torch import nn
 
 import manopt_torch.optim
 from manopt_torch import SPD, Euclidean, ManifoldParameter, Sphere, Stiefel, Unitary, View
-from manopt_torch.optim import RiemannianAdam, RiemannianOptimizer, RiemannianSGD, riemannian
+from manopt_torch.optim import RiemannianAdam, RiemannianOptimizer, RiemannianRMSprop, RiemannianSGD, riemannian
 from manopt_torch.testing import OPTIMIZER_LAWS, check_optimizer, exemption
 
 CLASSES = [
@@ -39,6 +39,12 @@ OPTIONS = {
         {"weight_decay": 0.1, "decoupled_weight_decay": True},
         {"maximize": True},
     ],
+    "RiemannianRMSprop": [
+        {"lr": 0.01, "momentum": 0.5},
+        {"lr": 0.01},
+        {"lr": 0.02, "alpha": 0.5, "eps": 1e-2},
+        {"lr": 0.01, "weight_decay": 0.1, "maximize": True},
+    ],
 }
 ELEMENTWISE = {"O6": "torch's second moment is one number per entry, and entries are not preserved by an isometry"}
 AMBIENT = {
@@ -53,6 +59,13 @@ WRAPPED = [
     (torch.optim.RMSprop, {"lr": 0.01}, {"frame": "ambient"}, AMBIENT),
     (torch.optim.Adagrad, {"lr": 0.2}, {}, ELEMENTWISE),
 ]
+
+
+TWINS = {
+    RiemannianSGD: torch.optim.SGD,
+    RiemannianAdam: torch.optim.Adam,
+    RiemannianRMSprop: torch.optim.RMSprop,
+}
 
 
 class Settings:
@@ -74,7 +87,7 @@ class Settings:
     def twin(self, groups):
         """The torch optimizer that this one is on Euclidean()."""
         options = {k: v for k, v in self.options.items() if k != "decoupled_weight_decay"}
-        kind = {RiemannianSGD: torch.optim.SGD, RiemannianAdam: torch.optim.Adam}.get(self.kind, self.kind)
+        kind = TWINS.get(self.kind, self.kind)
         if self.options.get("decoupled_weight_decay"):
             kind = torch.optim.AdamW
         return kind(groups, **options)
@@ -131,17 +144,18 @@ def test_law(settings, manifold, shape, law, dtypes):
 
 
 def test_every_class_is_found():
-    assert {RiemannianSGD, RiemannianAdam} <= set(CLASSES)
+    assert set(TWINS) <= set(CLASSES)
 
 
 # ---------------------------------------------------------------------- O2 known optima
 OPTIMA = [
     lambda params: RiemannianSGD(params, lr=0.1, momentum=0.5),
     lambda params: RiemannianAdam(params, lr=0.1),
+    lambda params: RiemannianRMSprop(params, lr=0.02, momentum=0.5),
     lambda params: riemannian(torch.optim.RMSprop(params, lr=0.05)),
 ]
 both = pytest.mark.parametrize("dtype", [torch.float64, torch.complex128])
-every = pytest.mark.parametrize("factory", OPTIMA, ids=["SGD", "Adam", "wrapped RMSprop"])
+every = pytest.mark.parametrize("factory", OPTIMA, ids=["SGD", "Adam", "RMSprop", "wrapped RMSprop"])
 
 
 def minimize(factory, manifold, x, cost, steps=600):

@@ -10,7 +10,7 @@ from torch import nn
 
 from manopt_torch import ManifoldParameter, constrain, param_groups, release
 from manopt_torch.manifolds import SPD, Euclidean, Sphere, Stiefel
-from manopt_torch.optim import RiemannianAdam, RiemannianSGD, riemannian
+from manopt_torch.optim import RiemannianAdam, RiemannianRMSprop, RiemannianSGD, riemannian
 
 
 def model() -> nn.Module:
@@ -87,6 +87,11 @@ def test_add_param_group():
         (RiemannianAdam, {"eps": -1.0}),
         (RiemannianAdam, {"betas": (0.9, 1.0)}),
         (RiemannianAdam, {"betas": (-0.1, 0.9)}),
+        (RiemannianRMSprop, {"lr": -1.0}),
+        (RiemannianRMSprop, {"alpha": 1.0}),
+        (RiemannianRMSprop, {"momentum": -0.5}),
+        (RiemannianRMSprop, {"eps": -1.0}),
+        (RiemannianRMSprop, {"weight_decay": -1.0}),
     ],
 )
 def test_settings_out_of_range(cls, settings):
@@ -408,3 +413,64 @@ def test_a_state_that_fits_is_taken_over(saved, live):
     assert optimizer.state[p]["step"] == 1
     stepped(optimizer)
     assert Stiefel().residual(p.detach()) < 1e-5
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.complex128])
+@pytest.mark.parametrize("momentum", [0.0, 0.5])
+def test_states_of_rmsprop_are_exchanged_with_torch(momentum, dtype):
+    x, z = nn.Parameter(Stiefel().random(5, 3, dtype=dtype)), nn.Parameter(torch.randn(4, dtype=dtype))
+    theirs = torch.optim.RMSprop([{"params": [x]}, {"params": [z]}], momentum=momentum)
+    stepped(theirs)
+    with torch.no_grad():
+        x.copy_(Stiefel().nearest(x))
+    ours = RiemannianRMSprop([{"params": [x], "manifold": Stiefel()}, {"params": [z], "manifold": Euclidean()}])
+    ours.load_state_dict(theirs.state_dict())
+    squares = theirs.state[x]["square_avg"]
+    total = squares.real.sum() + (squares.imag.sum() if dtype.is_complex else 0)
+    torch.testing.assert_close(ours.state[x]["square_avg"], total)
+    stepped(ours)
+    assert Stiefel().residual(x.detach()) < 1e-13
+    flat = RiemannianRMSprop(
+        [{"params": [nn.Parameter(z.detach().clone())], "manifold": Euclidean()}], momentum=momentum
+    )
+    stepped(flat)
+    (p,) = flat.param_groups[0]["params"]
+    back = torch.optim.RMSprop([nn.Parameter(p.detach().clone())])
+    back.load_state_dict({**flat.state_dict(), "param_groups": back.state_dict()["param_groups"]})
+    back.param_groups[0]["momentum"] = momentum
+    (q,) = back.param_groups[0]["params"]
+    q.grad = torch.randn_like(q)
+    p.grad = q.grad.clone()
+    flat.step()
+    back.step()
+    torch.testing.assert_close(p, q)
+
+
+def test_the_state_of_a_centered_rmsprop_is_refused():
+    x = ManifoldParameter(Stiefel(), (5, 3))
+    theirs = torch.optim.RMSprop([nn.Parameter(torch.randn(5, 3))], centered=True)
+    with pytest.raises(ValueError, match="centered=True"):
+        RiemannianRMSprop([x]).load_state_dict(stepped(theirs).state_dict())
+
+
+def test_a_step_of_rmsprop_by_its_formula():
+    """v = (1 − α)‖r‖², b = r/(√v + ε), and the buffer goes with the point."""
+    M = Sphere()
+    x = nn.Parameter(M.random(2, 4, dtype=torch.float64))
+    optimizer = RiemannianRMSprop([{"params": [x], "manifold": M}], lr=0.1, alpha=0.9, eps=1e-3, momentum=0.5)
+    point, v, b = x.detach().clone(), torch.zeros(2, 1, dtype=torch.float64), torch.zeros(2, 4, dtype=torch.float64)
+    for _ in range(3):
+        x.grad = torch.randn_like(x)
+        r = x.grad - point * (point * x.grad).sum(-1, keepdim=True)
+        v = 0.9 * v + 0.1 * r.square().sum(-1, keepdim=True)
+        b = 0.5 * b + r / (v.sqrt() + 1e-3)
+        u = -0.1 * b
+        angle = u.norm(dim=-1, keepdim=True)
+        unit = u / angle
+        point, b = (
+            angle.cos() * point + angle.sin() * unit,
+            b - (unit * b).sum(-1, keepdim=True) * (angle.sin() * point + (1 - angle.cos()) * unit),
+        )
+        optimizer.step()
+        torch.testing.assert_close(x.detach(), point)
+        torch.testing.assert_close(optimizer.state[x]["momentum_buffer"], b)
