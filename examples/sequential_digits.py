@@ -33,7 +33,7 @@ SEEDS = range(5)
 PERMUTATION = 92916
 PRESETS: dict[str, dict[str, Any]] = {
     "paper": {
-        "init": "haar", "optimizer": "paper", "schedule": "constant", "lr": 1e-3, "epochs": 200, "patience": 5
+        "init": "restricted", "optimizer": "paper", "schedule": "constant", "lr": 1e-3, "epochs": 200, "patience": 5
     },
     "smoke": {"hidden": 6, "epochs": 1, "batch": 200, "lr": 0.01},
 }  # fmt: skip

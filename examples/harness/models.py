@@ -5,12 +5,12 @@ from __future__ import annotations
 import math
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.utils import parametrizations
 
 from manopt_torch import named_manifolds
-from manopt_torch.nn import ModReLU, RealReadout, UnitaryRNN, init
+from manopt_torch.nn import ModReLU, RealReadout, RestrictedUnitaryRNN, UnitaryRNN, init
+from manopt_torch.nn.recurrence import unitary_recurrence
 
 MODELS = ("full", "restricted", "lstm", "rnn", "orthogonal", "frozen")
 #: what W of the full and the frozen model may start from, see :class:`manopt_torch.nn.UnitaryRNN`
@@ -58,7 +58,7 @@ class SequenceModel(nn.Module):
         hidden_size: int,
         output_size: int,
         *,
-        start: str = "haar",
+        start: str = "restricted",
         last: bool = False,
     ) -> None:
         super().__init__()
@@ -74,7 +74,7 @@ class SequenceModel(nn.Module):
         return self.readout((end[0] if isinstance(end, tuple) else end)[-1])
 
 
-def recurrent_layer(name: str, input_size: int, hidden_size: int, *, start: str = "haar") -> nn.Module:
+def recurrent_layer(name: str, input_size: int, hidden_size: int, *, start: str = "restricted") -> nn.Module:
     """The recurrent layer of :class:`SequenceModel`, batch first, called like ``torch.nn.RNN``.
 
     Raises ``ValueError`` for a ``name`` that is not in ``MODELS``.
@@ -85,8 +85,6 @@ def recurrent_layer(name: str, input_size: int, hidden_size: int, *, start: str 
             layer.get_parameter(weight).requires_grad_(name == "full")
         return layer
     if name == "restricted":
-        from manopt_torch.nn import RestrictedUnitaryRNN  # type: ignore[attr-defined]
-
         return RestrictedUnitaryRNN(input_size, hidden_size, batch_first=True)
     if name == "lstm":
         layer = nn.LSTM(input_size, hidden_size, batch_first=True)
@@ -122,13 +120,10 @@ class OrthogonalRNN(nn.Module):
         self.h0 = nn.Parameter(init.uniform_(torch.empty(hidden_size), math.sqrt(3 / hidden_size)))
 
     def forward(self, x: Tensor, hx: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        W = self.recurrence.weight
         h = self.h0.expand(len(x), -1) if hx is None else hx[0]
-        states = []
-        for x_t in F.linear(x, self.weight_ih).unbind(1):
-            h = self.modrelu(F.linear(h, W) + x_t)
-            states.append(h)
-        return torch.stack(states, 1), h.unsqueeze(0)
+        weights = self.weight_ih, self.recurrence.weight, self.modrelu.bias
+        states = unitary_recurrence(x.movedim(1, 0), *weights, h)
+        return states.movedim(0, 1), states[-1:]
 
 
 def count_parameters(model: nn.Module) -> int:

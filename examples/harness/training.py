@@ -38,14 +38,14 @@ def make_optimizer(
 ) -> torch.optim.Optimizer:
     """One optimizer for all parameters of ``model``: ours, torch's of this name made Riemannian, or :func:`paper`.
 
-    ``lr`` holds for constrained parameters too if ``lr_manifold`` is None, except that RiemannianAdam, which moves a
-    whole matrix by its learning rate where the others move every entry, gets √(n·p) times as much.
+    ``lr`` holds for constrained parameters too if ``lr_manifold`` is None, except that RiemannianAdam and
+    RiemannianRMSprop, which move a whole matrix by it where the others move every entry, get √(n·p) times as much.
     """
     if name == "paper":
         return paper(model, lr, 2 * lr if lr_manifold is None else lr_manifold)
     rates = {}
     for weight, _ in named_manifolds(model):
-        entries = model.get_parameter(weight).numel() if name == "RiemannianAdam" else 1
+        entries = model.get_parameter(weight).numel() if name in ("RiemannianAdam", "RiemannianRMSprop") else 1
         rates[weight] = {"lr": lr * math.sqrt(entries) if lr_manifold is None else lr_manifold}
     groups = param_groups(model, rates)
     if hasattr(manopt_torch.optim, name):

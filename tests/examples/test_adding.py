@@ -35,7 +35,7 @@ def test_always_one_has_the_baseline(adding):
     assert pytest.approx(0.1667, abs=5e-5) == adding.BASELINE
 
 
-@pytest.mark.parametrize("model", ["full", "frozen", "lstm", "rnn", "orthogonal"])
+@pytest.mark.parametrize("model", ["full", "frozen", "restricted", "lstm", "rnn", "orthogonal"])
 def test_smoke(adding, capsys, model):
     adding.main(["--smoke", "--model", model])
     said = capsys.readouterr()

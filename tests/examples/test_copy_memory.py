@@ -57,7 +57,7 @@ def test_memoryless_network_has_the_baseline(copy_memory):
     assert task.scores(known, targets)["recall"].item() == pytest.approx(1 - 1 / 4000)
 
 
-@pytest.mark.parametrize("model", ["full", "frozen", "lstm", "rnn", "orthogonal"])
+@pytest.mark.parametrize("model", ["full", "frozen", "restricted", "lstm", "rnn", "orthogonal"])
 def test_smoke(copy_memory, capsys, model):
     copy_memory.main(["--smoke", "--model", model])
     said = capsys.readouterr()

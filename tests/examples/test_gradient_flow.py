@@ -75,10 +75,10 @@ def test_norms_of_an_lstm_are_those_of_the_whole_state(flow):
 
 
 def test_smoke(flow, capsys):
-    flow.main(["--smoke", "--models", "full", "rnn", "lstm", "orthogonal", "--out", "run"])
+    flow.main(["--smoke", "--models", "full", "restricted", "rnn", "lstm", "--out", "run"])
     assert len(re.findall(r"‖∂L/∂h_1‖ = \d", capsys.readouterr().out)) == 4
     assert Path("run/gradient_flow.png").read_bytes()[:4] == b"\x89PNG"
     with Path("run/gradient_flow.csv").open(newline="") as file:
         rows = list(csv.reader(file))
-    assert rows[0] == ["t", "full", "rnn", "lstm", "orthogonal"]
+    assert rows[0] == ["t", "full", "restricted", "rnn", "lstm"]
     assert [int(row[0]) for row in rows[1:]] == list(range(1, 21))

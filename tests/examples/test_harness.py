@@ -29,8 +29,6 @@ def harness(name):
 )
 def test_parameters_are_counted_as_the_papers_count(name, sizes, expected):
     models = harness("models")
-    if name == "restricted" and not hasattr(importlib.import_module("manopt_torch.nn"), "RestrictedUnitaryRNN"):
-        pytest.skip("no restricted layer")
     assert models.count_parameters(models.SequenceModel(name, *sizes)) == expected
 
 
@@ -46,7 +44,7 @@ def test_sizes_of_our_own_have_no_more_parameters_than_the_full_model(experiment
         assert counts[name][0] <= counts["full"][0] < counts[name][1]
 
 
-@pytest.mark.parametrize("name", ["full", "frozen", "lstm", "rnn", "orthogonal"])
+@pytest.mark.parametrize("name", ["full", "frozen", "restricted", "lstm", "rnn", "orthogonal"])
 def test_models_read_every_state_or_the_last(name):
     models = harness("models")
     torch.manual_seed(0)
