@@ -32,10 +32,13 @@ SHARED = {
     "kernels": ["precision", "linalg", "spectral"],
     "manifolds": ["base"],
     "optim": ["groups", "checkpoints", "base", "refusals"],
-    "nn": ["factors", "init", "activations", "unitary_maps", "structured_recurrence"],
+    "nn": [
+        "factors", "init", "activations", "complex", "kernels", "recurrence", "recurrent", "unitary_maps", "structured_recurrence"
+    ],
     "solvers": ["base"],
-}
+}  # fmt: skip
 DEPENDENCIES = {"torch", "numpy"}  # install_requires in setup.cfg; everything else is the standard library
+OPTIONAL = {"manopt_torch.nn.kernels": {"numba"}}  # modules that are imported only if an extra of setup.cfg is there
 
 BUDGETS = [  # (pattern, statements without docstrings and imports); the first match counts
     ("manopt_torch/*/__init__.py", None),
@@ -59,7 +62,9 @@ PLAIN_TRANSPOSES = {
     ("manopt_torch/testing.py", "mT"): "a law gives it transposed storage, to have strides that are not contiguous",
     ("manopt_torch/nn/structured_recurrence.py", "mT"): "rows are inputs: (V x)ᵀ = xᵀ Vᵀ",
     ("manopt_torch/nn/unitary_maps.py", "mT"): "rows of the identity become columns of W",
-    ("manopt_torch/nn/unitary_rnn.py", "mT"): "rows are states: (W h)ᵀ = hᵀ Wᵀ",
+    ("manopt_torch/nn/recurrence.py", "mT"): "rows are states: (W h)ᵀ = hᵀ Wᵀ",
+    ("manopt_torch/nn/recurrence.py", "transpose"): "steps and networks change places",
+    ("manopt_torch/nn/recurrent.py", "transpose"): "steps and sequences change places",
 }
 
 TOP = {
@@ -98,7 +103,7 @@ def level_faults(module: str, source: str, modules: set[str]) -> list[str]:
     for line, name in imports(module, ast.parse(source)):
         there = name.split(".")
         if there[0] != PACKAGE:
-            if there[0] not in sys.stdlib_module_names | DEPENDENCIES:
+            if there[0] not in sys.stdlib_module_names | DEPENDENCIES | OPTIONAL.get(module, set()):
                 faults.append(f"{module}:{line} imports {name}, which setup.cfg does not install")
             continue
         if len(there) == 1 or (len(there) == 2 and there[1] not in LEVELS):

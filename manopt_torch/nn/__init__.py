@@ -3,8 +3,9 @@
 from manopt_torch.nn import init
 from manopt_torch.nn.activations import ModReLU
 from manopt_torch.nn.capacity import Capacity, capacity, parametrization
+from manopt_torch.nn.restricted_unitary_rnn import RestrictedUnitaryRNN, RestrictedUnitaryRNNCell
 from manopt_torch.nn.unitary_maps import GivensUnitary, HouseholderUnitary, RestrictedUnitary, UnitaryMap
-from manopt_torch.nn.unitary_rnn import RealReadout, UnitaryRNN
+from manopt_torch.nn.unitary_rnn import RealReadout, UnitaryRNN, UnitaryRNNCell
 
 __all__ = [
     "Capacity",
@@ -13,8 +14,11 @@ __all__ = [
     "ModReLU",
     "RealReadout",
     "RestrictedUnitary",
+    "RestrictedUnitaryRNN",
+    "RestrictedUnitaryRNNCell",
     "UnitaryMap",
     "UnitaryRNN",
+    "UnitaryRNNCell",
     "capacity",
     "init",
     "parametrization",

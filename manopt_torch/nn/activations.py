@@ -13,6 +13,14 @@ EPSILON = 1e-5
 BIAS_BOUND = 0.01
 
 
+def modrelu(z: Tensor, bias: Tensor, hard: bool = False) -> Tensor:
+    """modReLU of ``z`` with ``bias`` broadcast against it; see :class:`ModReLU`."""
+    if hard:
+        return z.sgn() * torch.relu(z.abs() + bias)
+    s = (z.abs().square() + EPSILON).sqrt()
+    return z * (torch.relu(s + bias) / (s + EPSILON))
+
+
 class ModReLU(nn.Module):
     """Soft threshold of the modulus that keeps the phase (Arjovsky, Shah and Bengio, 2016, eq. 8), elementwise.
 
@@ -64,10 +72,7 @@ class ModReLU(nn.Module):
             raise ValueError(
                 f"ModReLU({self.num_units}) needs a last dimension of {self.num_units}, got shape {tuple(z.shape)}"
             )
-        if self.hard:
-            return z.sgn() * torch.relu(z.abs() + self.bias)
-        s = (z.abs().square() + EPSILON).sqrt()
-        return z * (torch.relu(s + self.bias) / (s + EPSILON))
+        return modrelu(z, self.bias, self.hard)
 
     def extra_repr(self) -> str:
         return f"{self.num_units}, hard=True" if self.hard else f"{self.num_units}"

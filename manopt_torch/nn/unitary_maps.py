@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import abc
 import math
-from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from manopt_torch.nn.complex import ComplexModule
 from manopt_torch.nn.factors import (
     phases,
     random_permutation,
@@ -20,10 +20,9 @@ from manopt_torch.nn.factors import (
     unit,
 )
 from manopt_torch.nn.init import glorot_uniform_, uniform_
-from manopt_torch.nn.unitary_rnn import _on_real_parts
 
 
-class UnitaryMap(nn.Module, abc.ABC):
+class UnitaryMap(ComplexModule, abc.ABC):
     """A unitary matrix W (N, N), or independent ones (*P, N, N), given by its action on vectors.
 
     ``map(h)`` is W h and ``map.adjoint(g)`` is Wᴴ g, for the vectors in the last dimension of ``h``: (..., N), or
@@ -111,9 +110,6 @@ class UnitaryMap(nn.Module, abc.ABC):
             raise ValueError(f"{name} must have shape ({wanted}), got {tuple(vectors.shape)}")
         if vectors.dtype != dtype:
             raise TypeError(f"{name} must be {dtype}, as the parameters are, got {vectors.dtype}: convert either")
-
-    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> UnitaryMap:
-        return super()._apply(_on_real_parts(fn), recurse)
 
     def extra_repr(self) -> str:
         return f"{self.size}, batch_shape={self.batch_shape}" if self.batch_shape else f"{self.size}"

@@ -2,142 +2,136 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable
-from typing import Literal
+from typing import Literal, get_args
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from manopt_torch.manifolds import Unitary
-from manopt_torch.nn.activations import ModReLU
-from manopt_torch.nn.init import glorot_uniform_, haar_, uniform_
+from manopt_torch.nn.complex import ComplexModule
+from manopt_torch.nn.init import cayley_angle_, glorot_uniform_, haar_, henaff_, restricted_
+from manopt_torch.nn.recurrence import unitary_recurrence
+from manopt_torch.nn.recurrent import UnitaryCell, UnitaryLayers, check_sizes
 from manopt_torch.parameter import ManifoldParameter
 
+Init = Literal["haar", "identity", "restricted", "henaff", "cayley"]
+INITIALIZE = {
+    "haar": haar_, "identity": nn.init.eye_, "restricted": restricted_, "henaff": henaff_, "cayley": cayley_angle_
+}  # fmt: skip
 
-class UnitaryRNN(nn.Module):
-    """Recurrent layer with complex state and unitary recurrence (Wisdom et al., 2016), called like ``torch.nn.RNN``.
 
-    ::
+class UnitaryRNNCell(UnitaryCell):
+    """One step of :class:`UnitaryRNN`, for streams: h ↦ σ(W h + V x), W ∈ U(N).
 
-        h_t = σ(W h_{t-1} + V x_t),   W ∈ U(N),   σ = modReLU with bias b
+    ``h = None``, then ``h = cell(x, h)`` for each x, gives the states that the layer gives for the whole sequence.
 
-    W preserves norms, so that gradients neither vanish nor explode through it. It ranges over the whole of U(N), of
-    real dimension N². An optimizer that knows manifolds keeps it there: ``RiemannianAdam(param_groups(rnn))``.
+    Parameters: ``weight_hh`` W (N, N) on ``Unitary()``; ``weight_ih`` V (N, M); ``modrelu.bias`` b (N,), real; ``h0``
+    (N,), which ``hx=None`` stands for.
 
-    Parameters: ``weight_hh`` W (N, N) on ``Unitary()``; ``weight_ih`` V (N, M) complex; ``modrelu.bias`` b (N,) real;
-    ``h0`` (N,) complex, the state that a sequence starts from when no ``hx`` is given.
+    Shapes: ``input`` (B, M) or (M,); ``hx`` and the result (B, N) or (N,).
 
-    Shapes, with T steps, B sequences, M inputs, N units: ``input`` (T, B, M), or (B, T, M) with ``batch_first``, or
-    (T, M); ``hx`` and ``h_n`` (1, B, N), or (1, N); ``output``, every h_t, as ``input`` with N in place of M. ``input``
-    is real or complex, the rest complex.
-
-    Initial values: W Haar-distributed or the identity; V Glorot uniform, ±√(6 / (M + 2N)); b uniform on ±0.01; h0
-    uniform on ±√(3 / (2N)), so that E‖h0‖² = 1 (Wisdom et al., 2016, released code).
-
-    Args:
-        input_size: M.
-        hidden_size: N.
-        batch_first: sequences along the first dimension of ``input`` and ``output``.
-        init: what W starts from, ``"haar"`` or ``"identity"``.
-        hard: the exact hard threshold as modReLU, see :class:`ModReLU`.
-        dtype: a complex dtype.
-        device: of all parameters.
-
-    Raises:
-        ValueError: for sizes below 1, an unknown ``init``, a ``dtype`` that is not complex, a tensor of a wrong shape,
-            an empty sequence.
-        TypeError: for a tensor of a wrong dtype, or a ``PackedSequence``.
+    Args, initial values, errors: see :class:`UnitaryRNN`.
     """
 
     def __init__(
         self,
         input_size: int,
         hidden_size: int,
-        batch_first: bool = False,
         *,
-        init: Literal["haar", "identity"] = "haar",
+        init: Init = "haar",
         hard: bool = False,
         dtype: torch.dtype = torch.complex64,
         device: torch.device | str | None = None,
     ) -> None:
-        super().__init__()
-        if init not in ("haar", "identity"):
-            raise ValueError(f"init must be 'haar' or 'identity', got {init!r}")
-        _check_layer("UnitaryRNN", dtype, input_size=input_size, hidden_size=hidden_size)
-        self.input_size = input_size
-        self.hidden_size = hidden_size
-        self.batch_first = batch_first
+        super().__init__(input_size, hidden_size, hard=hard, dtype=dtype, device=device)
+        if init not in get_args(Init):
+            raise ValueError(f"init must be one of {', '.join(map(repr, get_args(Init)))}, got {init!r}")
         self.init = init
-        identity = torch.eye(hidden_size, dtype=dtype, device=device)
-        self.weight_hh = ManifoldParameter(identity, Unitary())
-        self.weight_ih = nn.Parameter(torch.empty(hidden_size, input_size, dtype=dtype, device=device))
-        self.modrelu = ModReLU(hidden_size, hard, dtype=dtype.to_real(), device=device)
-        self.h0 = nn.Parameter(torch.empty(hidden_size, dtype=dtype, device=device))
+        self.weight_hh = ManifoldParameter(torch.eye(hidden_size, dtype=dtype, device=device), Unitary())
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
         """Draw all parameters anew."""
-        if self.init == "haar":
-            haar_(self.weight_hh)
-        else:
-            nn.init.eye_(self.weight_hh)
-        glorot_uniform_(self.weight_ih, self.input_size, 2 * self.hidden_size)
-        uniform_(self.h0, math.sqrt(3 / (2 * self.hidden_size)))
-        self.modrelu.reset_parameters()
+        INITIALIZE[self.init](self.weight_hh)
+        super().reset_parameters()
 
-    def forward(self, input: Tensor, hx: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        """``(output, h_n)``: every state, and the last one; shapes as in ``torch.nn.RNN``."""
-        self._check(input, hx)
-        batched = input.dim() == 3
-        time = 1 if batched and self.batch_first else 0
-        x = F.linear(input.to(self.weight_ih.dtype), self.weight_ih)  # all steps at once
-        x = x if batched else x.unsqueeze(1)
-        steps = x.unbind(time)  # not slices: the gradient of each would be as large as the sequence
-        if hx is None:
-            hx = self.h0.expand(1, *steps[0].shape)
-        h = hx.reshape(steps[0].shape)
-        W = self.weight_hh.mT  # rows are states
-        states = []
-        for x_t in steps:
-            h = self.modrelu(torch.addmm(x_t, h, W))
-            states.append(h)
-        output = torch.stack(states, dim=time)
-        return (output, h.unsqueeze(0)) if batched else (output.squeeze(1), h)
-
-    def _check(self, input: Tensor, hx: Tensor | None) -> None:
-        if not isinstance(input, Tensor):
-            raise TypeError(f"input must be a tensor, got {type(input).__name__}: pad the sequences")
-        M, N, dtype = self.input_size, self.hidden_size, self.weight_ih.dtype
-        if input.dim() not in (2, 3) or input.shape[-1] != M:
-            wanted = f"(B, T, {M})" if self.batch_first else f"(T, B, {M})"
-            raise ValueError(f"input must have shape {wanted} or (T, {M}), got {tuple(input.shape)}")
-        if input.shape[1 if input.dim() == 3 and self.batch_first else 0] == 0:
-            raise ValueError(f"input has no time step: shape {tuple(input.shape)}")
-        if input.dtype not in (dtype, dtype.to_real()) and not torch.is_autocast_enabled(input.device.type):
-            raise TypeError(
-                f"input must be {dtype.to_real()} or {dtype}, as the weights are {dtype}, got {input.dtype}: "
-                "convert the input, or the layer with .double() or .float()"
-            )
-        if hx is None:
-            return
-        state = (1, N) if input.dim() == 2 else (1, input.shape[0 if self.batch_first else 1], N)
-        if tuple(hx.shape) != state:
-            raise ValueError(
-                f"hx must have shape {state} for input of shape {tuple(input.shape)}, got {tuple(hx.shape)}"
-            )
-        if hx.dtype != dtype:
-            raise TypeError(f"hx must be {dtype}, as the weights are, got {hx.dtype}: write hx.to({dtype})")
-
-    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> UnitaryRNN:
-        return super()._apply(_on_real_parts(fn), recurse)
+    def states(
+        self, input: Tensor, h: Tensor, mask: Tensor | None = None, checkpoint_every: int | None = None
+    ) -> Tensor:
+        """All states (T, B, N): see :func:`manopt_torch.nn.recurrence.unitary_recurrence`."""
+        weights = self.weight_ih, self.weight_hh, self.modrelu.bias
+        return unitary_recurrence(input, *weights, h, mask, hard=self.modrelu.hard, checkpoint_every=checkpoint_every)
 
     def extra_repr(self) -> str:
-        return f"{self.input_size}, {self.hidden_size}, batch_first={self.batch_first}, init={self.init!r}"
+        return f"{super().extra_repr()}, init={self.init!r}"
 
 
-class RealReadout(nn.Module):
+class UnitaryRNN(UnitaryLayers):
+    """Recurrent layers with unitary recurrence (Wisdom et al., 2016), called like ``torch.nn.RNN``.
+
+    ::
+
+        h_t = σ(W h_{t-1} + V x_t),   W ∈ U(N),   σ = modReLU with bias b
+
+    W preserves norms, so that gradients neither vanish nor explode through it. It ranges over the whole of U(N), of
+    real dimension N². An optimizer that knows manifolds keeps it there: ``RiemannianAdam(param_groups(rnn))``. With a
+    real ``dtype`` W is orthogonal, and all states are real.
+
+    ``cells``, one :class:`UnitaryRNNCell` for each layer, hold the parameters: ``cells[0].weight_hh`` W (N, N) on
+    ``Unitary()``; ``weight_ih`` V (N, M), or (N, N) above the first layer; ``modrelu.bias`` b (N,), real; ``h0`` (N,),
+    the state that a sequence starts from when no ``hx`` is given.
+
+    Shapes, with T steps, B sequences, M inputs, N units, L layers: ``input`` (T, B, M), or (B, T, M) with
+    ``batch_first``, or (T, M), or a ``PackedSequence``; ``hx`` and ``h_n`` (L, B, N), or (L, N); ``output``, every
+    state of the last layer, as ``input`` with N in place of M. ``mask``, bool, as ``input`` without its last dimension,
+    is True where a sequence has a step; where it is False all states stay as they are. ``input`` is real or complex,
+    the rest complex, if ``dtype`` is.
+
+    Output: :class:`RealReadout` for y = Re(U h + c), ``nn.Linear(N, K, dtype=torch.complex64)`` for y = U h + c.
+
+    Initial values: W by ``init``; V Glorot uniform, ±√(6 / (M + 2N)); b uniform on ±0.01; h0 uniform on ±√(3 / (2N)),
+    so that E‖h0‖² = 1 (Wisdom et al., 2016, released code); N in place of 2N for a real dtype.
+
+    Args:
+        input_size: M.
+        hidden_size: N.
+        num_layers: L.
+        batch_first: sequences along the first dimension of ``input`` and ``output``.
+        init: what W starts from: ``"haar"``; ``"identity"``; ``"restricted"``, a random product of diagonals,
+            reflections and Fourier transforms, from which the paper starts (complex only); ``"henaff"`` or
+            ``"cayley"``, 2×2 rotations by uniform angles: see :mod:`manopt_torch.nn.init`.
+        hard: the exact hard threshold as modReLU, see :class:`ModReLU`.
+        checkpoint_every: keep for the backward pass only each state of so many, and compute the others again: less
+            memory, more time. About √T is best for memory.
+        dtype: complex or real floating point.
+        device: of all parameters.
+
+    Raises:
+        ValueError: for sizes below 1, an unknown ``init``, a tensor of a wrong shape, an empty sequence.
+        TypeError: for a tensor of a wrong dtype.
+    """
+
+    def __init__(
+        self,
+        input_size: int,
+        hidden_size: int,
+        num_layers: int = 1,
+        batch_first: bool = False,
+        *,
+        init: Init = "haar",
+        hard: bool = False,
+        checkpoint_every: int | None = None,
+        dtype: torch.dtype = torch.complex64,
+        device: torch.device | str | None = None,
+    ) -> None:
+        check_sizes("UnitaryRNN", num_layers=num_layers)
+        sizes = [input_size] + [hidden_size] * (num_layers - 1)
+        cells = [UnitaryRNNCell(size, hidden_size, init=init, hard=hard, dtype=dtype, device=device) for size in sizes]
+        super().__init__(cells, batch_first, checkpoint_every)
+
+
+class RealReadout(ComplexModule):
     """Real output of a complex state: y = Re(U h + c), with U (L, N) complex and c (L,) real.
 
     The same as a real linear map of (Re h, Im h). Glorot uniform U, ±√(6 / (2N + L)), and c = 0 (Wisdom et al., 2016).
@@ -164,7 +158,11 @@ class RealReadout(nn.Module):
         device: torch.device | str | None = None,
     ) -> None:
         super().__init__()
-        _check_layer("RealReadout", dtype, hidden_size=hidden_size, output_size=output_size)
+        check_sizes("RealReadout", hidden_size=hidden_size, output_size=output_size)
+        if not dtype.is_complex:
+            raise ValueError(
+                f"dtype of RealReadout must be complex, got {dtype}: of a real state nn.Linear is the readout"
+            )
         self.hidden_size = hidden_size
         self.output_size = output_size
         self.weight = nn.Parameter(torch.empty(output_size, hidden_size, dtype=dtype, device=device))
@@ -186,27 +184,5 @@ class RealReadout(nn.Module):
         U = torch.stack([self.weight.real, -self.weight.imag], dim=-1).flatten(-2)
         return F.linear(torch.view_as_real(h.resolve_conj()).flatten(-2), U, self.bias)
 
-    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> RealReadout:
-        return super()._apply(_on_real_parts(fn), recurse)
-
     def extra_repr(self) -> str:
         return f"{self.hidden_size}, {self.output_size}"
-
-
-def _check_layer(name: str, dtype: torch.dtype, **sizes: int) -> None:
-    for size, value in sizes.items():
-        if value < 1:
-            raise ValueError(f"{size} of {name} must be at least 1, got {value}")
-    if not dtype.is_complex:
-        raise ValueError(f"dtype of {name} must be complex, got {dtype}: write torch.complex64 or complex128")
-
-
-def _on_real_parts(fn: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
-    """A conversion ``fn`` applied to (Re, Im): ``.double()`` skips complex tensors, ``.to(float64)`` drops Im."""
-
-    def convert(t: Tensor) -> Tensor:
-        out = fn(torch.view_as_real(t.resolve_conj()) if t.is_complex() else t)
-        out = out.real if out.is_complex() else out  # .to(complex128)
-        return torch.view_as_complex(out.contiguous()) if t.is_complex() else out
-
-    return convert

@@ -1,0 +1,73 @@
+"""modReLU of one step and its derivative, each as one pass over memory; compiled by numba where it is installed."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numba
+
+#: results may differ by the order of additions, but NaN and infinity stay what they are
+FASTMATH = {"contract", "reassoc", "nsz", "arcp", "afn"}
+_compiled: Any = numba.njit(cache=True, fastmath=FASTMATH, error_model="numpy")
+
+
+@_compiled
+def activate(t, z, states, first, beta, epsilon, floor, mask):  # type: ignore[no-untyped-def]
+    """states[t] = σ(z[t]) where mask[t], and the state before elsewhere; all (K, P, B, N or [Re | Im]), beta (P, N)."""
+    units = beta.shape[1]
+    one, before = z.dtype.type(1), first if t == 0 else states[t - 1]
+    for p in range(z.shape[1]):
+        for row in range(z.shape[2]):
+            a, y, b = z[t, p, row], states[t, p, row], beta[p]
+            if mask.size and not mask[t, p, row]:
+                y[:] = before[p, row]
+            elif a.size == units:
+                for i in range(units):
+                    q = b[i] / (math.sqrt(max(a[i] * a[i] + epsilon, floor)) + epsilon)
+                    y[i] = a[i] * (one + (-one if q < -one else q))
+            else:
+                for i in range(units):
+                    re, im = a[i], a[units + i]
+                    q = b[i] / (math.sqrt(max(re * re + im * im + epsilon, floor)) + epsilon)
+                    scale = one + (-one if q < -one else q)
+                    y[i], y[units + i] = scale * re, scale * im
+
+
+@_compiled
+def activate_back(t, z, g, d_z, d_beta, beta, epsilon, floor, mask):  # type: ignore[no-untyped-def]
+    """d_z[t] and d_beta[t] from g[t + 1], the gradient by state t; a state that was held passes its own on to g[t].
+
+    g is (K + 1, P, B, N or [Re | Im]); g[t] is the gradient by the state before step t, d_beta (K, P, B, N).
+    """
+    units = beta.shape[1]
+    zero, one = z.dtype.type(0), z.dtype.type(1)
+    for p in range(z.shape[1]):
+        for row in range(z.shape[2]):
+            a, u, d, e, b = z[t, p, row], g[t + 1, p, row], d_z[t, p, row], d_beta[t, p, row], beta[p]
+            if mask.size and not mask[t, p, row]:
+                d[:], e[:] = zero, zero
+                g[t, p, row] += u
+            elif a.size == units:
+                for i in range(units):
+                    square = a[i] * a[i]
+                    s = math.sqrt(max(square + epsilon, floor))
+                    inverse = one / (s + epsilon)
+                    q = b[i] * inverse
+                    active = zero if q <= -one or square + epsilon <= floor else one
+                    along = active * a[i] * u[i]
+                    e[i] = along * inverse
+                    d[i] = active * (one + q) * u[i] - q * inverse / s * along * a[i]
+            else:
+                for i in range(units):
+                    re, im = a[i], a[units + i]
+                    square = re * re + im * im
+                    s = math.sqrt(max(square + epsilon, floor))
+                    inverse = one / (s + epsilon)
+                    q = b[i] * inverse
+                    active = zero if q <= -one or square + epsilon <= floor else one
+                    along = active * (re * u[i] + im * u[units + i])
+                    turn = q * inverse / s * along
+                    scale = active * (one + q)
+                    e[i] = along * inverse
+                    d[i], d[units + i] = scale * u[i] - turn * re, scale * u[units + i] - turn * im
