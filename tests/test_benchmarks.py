@@ -92,3 +92,23 @@ def test_optimum_of_the_step_problem(load) -> None:
 def test_numbers_in_tables_have_three_digits(load) -> None:
     table = load("common").markdown(("a", "b"), [(1.23456, "x"), (0.00001234, 0.0), (123456.0, 3)])
     assert table.splitlines()[2:] == ["| 1.23 | x |", "| 1.2e-05 | 0 |", "| 1.2e+05 | 3 |"]
+
+
+def test_unitary_rnn_case_reports_every_contestant(load) -> None:
+    bench = load("unitary_rnn")
+    rows = {row["contestant"]: row for row in bench.run_case(30, 3, 8, repeats=1)}
+    assert set(rows) >= {bench.OURS, bench.LEAN, bench.TORCH, bench.LSTM, bench.SMALL_LSTM, bench.LOOP, bench.ADDMM}
+    assert all(row["ms"] > 0 for row in rows.values())
+    assert rows[bench.OURS]["error"] < 1e-5 > rows[bench.TORCH]["error"]
+    states = 30 * 3 * 8 * 8 / 1e6  # MB of complex64
+    assert 2 * states < rows[bench.OURS]["MB kept"] < 2.5 * states  # states, and the arguments of modReLU
+    assert rows[bench.LEAN]["MB kept"] < 0.6 * states
+    assert rows[bench.LOOP]["MB kept"] > rows[bench.OURS]["MB kept"]
+    assert 0 < bench.iteration(30, 3, 8, repeats=1)["share"] < 1
+
+
+def test_equal_lstm_has_as_many_parameters_as_the_unitary_rnn_has_dimensions(load) -> None:
+    n = load("unitary_rnn").equal_lstm(128)
+    lstm = torch.nn.LSTM(1, n)
+    assert sum(p.numel() for p in lstm.parameters()) == 4 * n * n + 12 * n
+    assert 4 * n * n + 12 * n == pytest.approx(128**2 + 5 * 128, rel=0.02)
