@@ -24,8 +24,8 @@ from torch import Tensor
 #: inputs and classes of the sequences of random symbols
 CLASSES = 9
 STYLES = {"full": "C0-", "frozen": "C0:", "restricted": "C1-", "lstm": "C3-", "rnn": "C2-", "orthogonal": "C4--"}
-#: norms below this are drawn there: float32 has no smaller numbers
-FLOOR = 1e-38
+#: the lowest norm in the picture
+FLOOR = 1e-30
 
 
 def gradient_norms(model: SequenceModel, inputs: Tensor, labels: Tensor) -> list[float]:
@@ -50,8 +50,8 @@ def picture(norms: dict[str, list[float]], file: Path) -> None:
     figure = Figure(figsize=(7, 4), layout="constrained")
     axes = figure.subplots()
     for name, values in norms.items():
-        axes.semilogy(range(1, len(values) + 1), [max(v, FLOOR) for v in values], STYLES[name], label=name)
-    axes.set(xlabel="t", ylabel="‖∂L/∂h_t‖")
+        axes.semilogy(range(1, len(values) + 1), values, STYLES[name], label=name)
+    axes.set(xlabel="t", ylabel=r"$\|\partial L / \partial h_t\|$", ylim=(FLOOR, 1e2))
     axes.grid(alpha=0.3)
     figure.legend(loc="outside upper center", ncols=len(norms))
     figure.savefig(file, dpi=120)
@@ -75,8 +75,10 @@ def main(argv: list[str] | None = None) -> dict[str, list[float]]:
     for name in args.models:
         L.seed_everything(args.seed, verbose=False)
         symbols = torch.randint(CLASSES, (args.batch, args.length + 1))
-        inputs, labels = F.one_hot(symbols[:, :-1], CLASSES).float(), symbols[:, -1]
-        model = SequenceModel(name, CLASSES, args.hidden, CLASSES, last=True)
+        inputs, labels = F.one_hot(symbols[:, :-1], CLASSES).double(), symbols[:, -1]
+        model = SequenceModel(
+            name, CLASSES, args.hidden, CLASSES, start="haar", last=True
+        ).double()  # norms that float32 lacks
         norms[name] = gradient_norms(model, inputs, labels)
         print(f"{name:10}  ‖∂L/∂h_T‖ = {norms[name][-1]:.2e}   ‖∂L/∂h_1‖ = {norms[name][0]:.2e}", flush=True)
     out = args.out or new_folder(Path("runs") / "gradient_flow")

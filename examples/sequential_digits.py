@@ -76,10 +76,10 @@ def run(args: Namespace) -> dict[str, Any]:
     torch.set_num_threads(args.threads)
     L.seed_everything(args.seed, workers=True, verbose=False)
     model = Classifier(args, data.classes)
-    trainer = fit(model, loader(data.train, args.batch, args.seed), loader(data.validation, 500), args)
+    trainer = fit(model, loader(data.train, args.batch, args.seed), loader(data.validation, 250), args)
     out = Path(trainer.default_root_dir)
     best = out / "checkpoints" / "best.ckpt"
-    trainer.test(model, loader(data.test, 500), ckpt_path=best, verbose=False, weights_only=True)
+    trainer.test(model, loader(data.test, 250), ckpt_path=best, verbose=False, weights_only=True)
     labels, predictions = data.test.tensors[1], torch.cat(model.predicted)
     learning_curve(out / "csv", out / "learning_curve.png")
     confusion_matrix(labels.numpy(), predictions.numpy(), data.classes, out / "confusion.png")
