@@ -15,7 +15,6 @@ import math
 import statistics
 import time
 from argparse import Namespace
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +22,7 @@ import lightning as L
 import torch
 from harness.audio import (
     BINS,
+    MEASURES,
     RATE,
     Speech,
     Utterance,
@@ -31,11 +31,9 @@ from harness.audio import (
     load_speech,
     log_power,
     masked_mse,
-    pesq,
-    segmental_snr,
+    measures,
     sound,
     stft,
-    stoi,
 )
 from harness.cli import parse, positive, training_parser
 from harness.models import MODELS, SequenceModel, count_parameters
@@ -46,7 +44,6 @@ from torch import Tensor
 
 #: hidden units of about 83,000 parameters (Wisdom et al., 2016, table 3, from memory); of orthogonal and rnn, ours
 SIZES = {"full": 128, "frozen": 128, "restricted": 158, "lstm": 84, "orthogonal": 192, "rnn": 181}
-MEASURES: dict[str, Callable[[Tensor, Tensor], float]] = {"SegSNR / dB": segmental_snr, "STOI": stoi, "PESQ": pesq}
 #: an utterance that is measured has at least so many seconds
 SHORTEST = 1.0
 PRESETS: dict[str, dict[str, Any]] = {
@@ -110,8 +107,8 @@ def test(task: FramePredictor, test: list[Utterance], args: Namespace, out: Path
             if i not in measured:
                 continue
             heard = sound(torch.cat([true[:1], guess]), frames, len(x))
-            for measure, function in MEASURES.items():
-                found[name][measure].append(_if_installed(function, x, heard))
+            for measure, value in measures(x, heard).items():
+                found[name][measure].append(value)
             if args.save_audio:
                 (out / "audio").mkdir(exist_ok=True)
                 wavfile.write(out / "audio" / f"{i}-{name}.wav", RATE, heard.clamp(-1, 1).numpy())
@@ -119,13 +116,6 @@ def test(task: FramePredictor, test: list[Utterance], args: Namespace, out: Path
         name: {"MSE / dB²": torch.cat(squares[name]).mean().item(), **{m: _mean(v) for m, v in found[name].items()}}
         for name in squares
     }
-
-
-def _if_installed(measure: Callable[[Tensor, Tensor], float], reference: Tensor, estimate: Tensor) -> float:
-    try:
-        return measure(reference, estimate)
-    except ModuleNotFoundError:
-        return math.nan
 
 
 def _mean(values: list[float]) -> float:
@@ -161,9 +151,7 @@ def run(args: Namespace) -> dict[str, Any]:
 
 def main(argv: list[str] | None = None) -> None:
     """Command line: see ``--help``."""
-    parser = training_parser(
-        "speech_frames", __doc__, lr=1e-3, epochs=20, batch=28, optimizer="paper", schedule="constant"
-    )
+    parser = training_parser("speech_frames", __doc__, lr=1e-3, epochs=20, batch=28, optimizer="paper")
     add = parser.add_argument
     add("--data", type=Path, metavar="FOLDER", help="wav files, one sub-folder for each speaker")
     add("--level", type=positive, default=1, help="which sub-folder names the speaker; 3 for TIMIT (%(default)s)")

@@ -6,6 +6,7 @@ Everything is at 8 kHz, with a periodic Hann window of 256 samples every 128, he
 
 from __future__ import annotations
 
+import contextlib
 import math
 import warnings
 from collections.abc import Sequence
@@ -260,6 +261,18 @@ def pesq(reference: Tensor, estimate: Tensor) -> float:
         return float(measure(RATE, reference.numpy(), estimate.numpy(), "nb"))
     except NoUtterancesError:
         return math.nan
+
+
+MEASURES = {"SegSNR / dB": segmental_snr, "STOI": stoi, "PESQ": pesq}
+
+
+def measures(reference: Tensor, estimate: Tensor) -> dict[str, float]:
+    """All ``MEASURES`` of ``estimate``, both (n,); NaN for those that are not installed."""
+    found = dict.fromkeys(MEASURES, math.nan)
+    for name, function in MEASURES.items():
+        with contextlib.suppress(ModuleNotFoundError):
+            found[name] = function(reference, estimate)
+    return found
 
 
 # ------------------------------------------------------------ pictures

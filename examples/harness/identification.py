@@ -7,10 +7,13 @@ import math
 from collections.abc import Sequence
 from pathlib import Path
 
+import numpy as np
 import torch
 from matplotlib.figure import Figure
 from torch import Tensor, nn
 
+from manopt_torch import Unitary
+from manopt_torch.nn.factors import phases, restricted, unit
 from manopt_torch.nn.recurrence import unitary_recurrence
 from manopt_torch.nn.unitary_maps import RestrictedUnitary
 
@@ -25,6 +28,11 @@ PUBLISHED = {
     ("W_g", "restricted"): {4: 3.21e-4, 6: 3.36e-1, 7: 3.36e-1, 8: 2.69e-1, 16: 7.60e-1},
     ("W_g", "full"): {4: 8.72e-2, 6: 3.86e-1, 7: 2.62e-1, 8: 7.22e-2, 16: 1.00e-6},
 }
+
+#: the ratio full / restricted to reach at the largest N
+RATIO = 0.7
+#: of the capacity: what counts as zero, steps at most, bounds of the damping, gradients that end a descent
+REACHED, DESCENT, DAMPING, STATIONARY = 1e-6, 300, (1e-14, 1e6), 1e-12
 
 
 class Systems(nn.Module):
@@ -92,6 +100,62 @@ def mean_square(states: Tensor) -> Tensor:
     return torch.view_as_real(states).square().mean((0, -3, -2, -1)) * 2
 
 
+# ------------------------------------------------------------ capacity, apart from training
+def distances(target: Tensor, starts: RestrictedUnitary) -> Tensor:
+    """‖W(θ) − target‖_F (S,), sorted, after descents over θ from S starts.
+
+    Damped Gauss-Newton steps: the damping of a start falls threefold after a step that descends, and grows fourfold
+    after one that does not, which is taken back (Levenberg, 1944; Marquardt, 1963).
+    """
+    N, permutation, rows = starts.size, starts.permutation[0], torch.eye(starts.size, dtype=target.dtype)
+
+    def residual(x: Tensor) -> Tensor:
+        """(..., 2N²), for parameters (..., 7N)."""
+        theta, re, im = (part.unflatten(-1, (-1, N)) for part in x.split((3 * N, 2 * N, 2 * N), -1))
+        W = restricted(rows, phases(theta), unit(torch.complex(re, im)), permutation).mT
+        return torch.view_as_real(W - target).flatten(-3)
+
+    v = starts.reflection.detach()
+    x = torch.cat([part.flatten(1) for part in (starts.theta.detach(), v.real, v.imag)], 1)
+    r, damping, identity = residual(x), torch.ones(len(x), 1, 1, dtype=x.dtype), torch.eye(7 * N, dtype=x.dtype)
+    directions = identity.unsqueeze(1).repeat(1, len(x), 1)
+    for _ in range(DESCENT):
+        copies = x.repeat(7 * N, 1, 1)  # of all starts, one for each parameter
+        J = torch.func.jvp(residual, (copies,), (directions,))[1].movedim(0, -1)
+        g = (J.mT @ r.unsqueeze(-1)).squeeze(-1)
+        candidate = x - torch.linalg.solve(J.mT @ J + damping * identity, g)
+        new = residual(candidate)
+        descends = new.norm(dim=1, keepdim=True) < r.norm(dim=1, keepdim=True)
+        x, r = torch.where(descends, candidate, x), torch.where(descends, new, r)
+        damping = torch.where(descends.unsqueeze(-1), damping / 3, damping * 4).clamp(*DAMPING)
+        if g.abs().max() < STATIONARY:
+            break
+    return r.norm(dim=1).sort().values
+
+
+@torch.no_grad()
+def capacity(args: argparse.Namespace) -> dict[tuple[str, int], Tensor]:
+    """Distances (S,) from targets of three kinds to the restricted matrices, by kind and N; a table."""
+    found = {}
+    print("| target | N | min(N², 7N − 7) of N² | nearest | median | starts within 1e-6 |", "|---" * 6 + "|", sep="\n")
+    for N in args.dimensions:
+        torch.manual_seed(args.seed)
+        starts = RestrictedUnitary(N, batch_shape=(args.starts,), dtype=torch.complex128)
+        factors = RestrictedUnitary(N, batch_shape=(3,), dtype=torch.complex128)
+        for buffer in (starts.permutation, factors.permutation):
+            buffer.copy_(starts.permutation[0].expand_as(buffer))
+        A, B, C = factors.matrix()
+        haar = Unitary().random(N, N, dtype=A.dtype)
+        for kind, target in zip((*KINDS, "Haar"), (A, B @ C, haar), strict=True):
+            d = found[kind, N] = distances(target, starts)
+            print(
+                f"| {kind} | {N} | {min(N * N, 7 * N - 7)} of {N * N} | {d[0]:.1e} | {d.median():.1e} | "
+                f"{(d <= REACHED).sum()} of {len(d)} |",
+                flush=True,
+            )
+    return found
+
+
 # ------------------------------------------------------------ tables and pictures
 def table(errors: Tensor, chosen: Tensor, dimensions: Sequence[int], models: Sequence[str], published: bool) -> str:
     """Markdown of errors (D, 2, M, S): of the ``chosen`` starts (D, 2, M), and in brackets the mean of all.
@@ -112,14 +176,14 @@ def table(errors: Tensor, chosen: Tensor, dimensions: Sequence[int], models: Seq
     return "\n".join(lines)
 
 
-def verdict(kind: str, N: int, errors: Tensor, ratio: float) -> str:
-    """One line: whether the full model's error, the first, is below ``ratio`` times the restricted one's, the second."""
+def verdict(kind: str, N: int, errors: Tensor) -> str:
+    """One line: whether the first of ``errors``, full, is below ``RATIO`` times the second, restricted."""
     full, restricted = errors[:2].tolist()
     found = f"{kind}, N = {N}: full {full:.3f}, restricted {restricted:.3f}"
     if max(full, restricted) >= 1:
         return f"{found}; one of them is no better than predicting zero, so no ordering is claimed"
-    reached = "reached" if full < ratio * restricted else "missed"
-    return f"{found}; their ratio {full / restricted:.3f} is to be below {ratio}: {reached}"
+    reached = "reached" if full < RATIO * restricted else "missed"
+    return f"{found}; their ratio {full / restricted:.3f} is to be below {RATIO}: {reached}"
 
 
 def draw_curves(curve: Tensor, every: int, dimensions: Sequence[int], models: Sequence[str], picture: Path) -> None:
@@ -131,7 +195,9 @@ def draw_curves(curve: Tensor, every: int, dimensions: Sequence[int], models: Se
             axes = panels[k, d]
             for m, model in enumerate(models):
                 for s, line in enumerate(curve[:, d, k, m].unbind(-1)):
-                    axes.plot(torch.arange(len(line)) * every, line, f"C{m}", lw=0.8, label=model if s == 0 else None)
+                    axes.plot(
+                        np.arange(len(line)) * every, line.numpy(), f"C{m}", lw=0.8, label=model if s == 0 else None
+                    )
             axes.axhline(1, color="gray", ls=":")
             axes.set(title=f"{kind}, N = {N}", yscale="log")
         panels[k, 0].set(ylabel="MSE / E|h|²")
@@ -146,8 +212,8 @@ def draw_bars(best: Tensor, dimensions: Sequence[int], models: Sequence[str], pi
     figure = Figure(figsize=(9, 3.5), layout="constrained")
     for k, axes in enumerate(figure.subplots(1, 2, sharey=True)):
         for m, model in enumerate(models):
-            at = torch.arange(len(dimensions)) + 0.25 * (m - (len(models) - 1) / 2)
-            axes.bar(at, best[:, k, m], 0.22, color=f"C{m}", label=model)
+            at = np.arange(len(dimensions)) + 0.25 * (m - (len(models) - 1) / 2)
+            axes.bar(at, best[:, k, m].numpy(), 0.22, color=f"C{m}", label=model)
             known = PUBLISHED.get((KINDS[k], model), {})
             axes.plot(at, [known.get(N, math.nan) for N in dimensions], "k_", ms=12)
         axes.axhline(1, color="gray", ls=":")
