@@ -96,11 +96,15 @@ def run(args: Namespace) -> dict[str, Any]:
 
 def main(argv: list[str] | None = None) -> None:
     """Command line: see ``--help``."""
-    parser = training_parser("copy_memory", __doc__, lr=1e-3, batch=20, iterations=2000, schedule="constant")
+    parser = training_parser(
+        "copy_memory", __doc__, lr=1e-3, batch=20, iterations=2000, optimizer="paper", schedule="constant"
+    )
     parser.add_argument("--delay", type=int, default=200, metavar="T", help="steps of silence (%(default)s)")
     parser.add_argument("--model", default="full", choices=MODELS, help="(%(default)s)")
     parser.add_argument("--hidden", type=int, help="units N (the paper's, by model)")
-    parser.add_argument("--init", default="restricted", choices=STARTS, help="start of W, full and frozen (%(default)s)")
+    parser.add_argument(
+        "--init", default="restricted", choices=STARTS, help="start of W, full and frozen (%(default)s)"
+    )
     parser.add_argument("--fresh", type=int, default=1000, help="sequences of the final count (%(default)s)")
     parser.add_argument("--study", action="store_true", help="all models, three seeds each; a table of their recall")
     parser.add_argument("--jobs", type=int, default=2, help="processes of --study (%(default)s)")
