@@ -6,8 +6,13 @@ entries are complex or real; reflections are given by vectors of length 1, see :
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
+
+#: a product with a matrix, for every row
+Product = Callable[[Tensor], Tensor]
 
 
 def phases(theta: Tensor) -> Tensor:
@@ -58,6 +63,28 @@ def restricted_adjoint(g: Tensor, d: Tensor, u: Tensor, inverse: Tensor) -> Tens
     g = torch.fft.fft(reflect(scale(g, d[..., 2, :]), u[..., 1, :]), norm="ortho")
     g = reflect(permute(scale(g, d[..., 1, :]), inverse), u[..., 0, :])
     return scale(torch.fft.ifft(g, norm="ortho"), d[..., 0, :])
+
+
+def restricted_bound(d: Tensor, u: Tensor, permutation: Tensor, inverse: Tensor) -> tuple[Product, Product]:
+    """:func:`restricted` and :func:`restricted_adjoint` for loops without derivatives, with fewer and shorter steps."""
+    (d1, d2, d3), (u1, u2) = ([_rows(t) for t in x.unbind(-2)] for x in (d, u))
+    c1, c2, c3 = (t.conj_physical() for t in (d1, d2, d3))
+    v1, v2 = (t.conj_physical().unsqueeze(-1) for t in u.unbind(-2))
+
+    def reflect_(h: Tensor, u: Tensor, v: Tensor) -> Tensor:  # v is conj(u) as a column
+        return h.addcmul_(h @ v, u, value=-2)
+
+    def product(h: Tensor) -> Tensor:
+        h = reflect_(torch.fft.fft(h * d1, norm="ortho"), u1, v1)
+        h = torch.fft.ifft(permute(h, permutation).mul_(d2), norm="ortho")
+        return reflect_(h, u2, v2).mul_(d3)
+
+    def adjoint(g: Tensor) -> Tensor:
+        g = torch.fft.fft(reflect_(g * c3, u2, v2), norm="ortho")
+        g = reflect_(permute(g.mul_(c2), inverse), u1, v1)
+        return torch.fft.ifft(g, norm="ortho").mul_(c1)
+
+    return product, adjoint
 
 
 def restricted_gradients(h: Tensor, Wh: Tensor, g: Tensor, Wg: Tensor, d: Tensor, u: Tensor) -> tuple[Tensor, Tensor]:

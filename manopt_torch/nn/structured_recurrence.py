@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import functools
+import importlib
+import importlib.util
+import math
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -9,6 +13,7 @@ import torch
 from torch import Tensor
 
 from manopt_torch.nn.activations import EPSILON, modrelu
+from manopt_torch.nn.factors import Product
 from manopt_torch.nn.unitary_maps import UnitaryMap
 
 #: numbers in the states of a chunk of steps, for which the backward pass computes together what can be: cache-sized
@@ -40,17 +45,17 @@ def structured_recurrence(
     Differentiable any number of times, in reverse and forward mode, and under ``torch.func``; all but the first reverse
     derivative take a plain loop over the steps.
     """
-    factors = unitary.factors()
-    input = input.to(weight_ih.dtype)
-    if (
-        torch.compiler.is_compiling()
-        or torch._C._are_functorch_transforms_active()
-        or torch.autograd.forward_ad._current_level >= 0
-    ):
-        return _loop(input, weight_ih, bias, h0, mask, hard, type(unitary), *factors)
     with torch.autocast(h0.device.type, enabled=False):
-        states: Tensor = _Recurrence.apply(input, weight_ih, bias, h0, mask, hard, type(unitary), *factors)
-    return states
+        x = input.to(weight_ih.dtype)
+        arguments: Any = (x, weight_ih, bias, h0, mask, hard, type(unitary), *unitary.factors())
+        if (
+            torch.compiler.is_compiling()
+            or torch._C._are_functorch_transforms_active()
+            or torch.autograd.forward_ad._current_level >= 0
+        ):
+            return _loop(*arguments)
+        states: Tensor = _Recurrence.apply(*arguments)
+        return states
 
 
 def _loop(
@@ -88,13 +93,10 @@ class _Recurrence(torch.autograd.Function):
         kind: type[UnitaryMap],
         *factors: Tensor,
     ) -> Tensor:
-        arguments = input @ weight_ih.mT
+        arguments = (input @ weight_ih.mT).contiguous()
         states = torch.empty_like(arguments)
-        rows, h = bias.unsqueeze(-2), h0
-        for t, (z, new) in enumerate(zip(arguments.unbind(0), states.unbind(0), strict=True)):
-            z += kind.product(h, *factors)
-            torch.mul(z, _ratio(_modulus(z, hard), rows, hard), out=new)
-            h = new if mask is None else torch.where(mask[t].unsqueeze(-1), new, h, out=new)
+        advance = _steps_compiled if _compiles(arguments) else _steps
+        advance(kind.bind(*factors)[0], arguments, states, h0, bias, hard, mask)
         ctx.hard, ctx.kind = hard, kind
         if any(ctx.needs_input_grad):
             ctx.save_for_backward(input, weight_ih, bias, h0, mask, arguments, states, *factors)
@@ -103,20 +105,21 @@ class _Recurrence(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         input, weight_ih, bias, h0, mask, arguments, states, *factors = ctx.saved_tensors
-        if torch.is_grad_enabled():
+        if torch.is_grad_enabled() or torch._C._functorch.is_legacy_batchedtensor(grad):
             return _differentiable_gradient(ctx, (input, weight_ih, bias, h0), mask, factors, grad)
         needs_input, needs_V, *_ = ctx.needs_input_grad
         d_input = torch.empty_like(input, memory_format=torch.contiguous_format) if needs_input else None
         d_V, d_bias, d_h = (torch.zeros_like(t, memory_format=torch.contiguous_format) for t in (weight_ih, bias, h0))
         d_factors: list[Tensor | None] = [None for _ in factors]
         steps = max(1, CHUNK // max(1, h0.numel()))
+        adjoint = ctx.kind.bind(*factors)[1]
+        back = _steps_back_compiled if _compiles(arguments) else _steps_back
         for start in reversed(range(0, len(input), steps)):
             stop = min(start + steps, len(input))
             chunk = slice(start, stop)
-            active = None if mask is None else mask[chunk].unsqueeze(-1)
-            sigma = _Derivative.at(arguments[chunk], bias.unsqueeze(-2), ctx.hard, active)
-            d_z, d_thresholds, backs, d_h = _steps_back(ctx.kind, factors, sigma, grad[chunk], d_h, active)
-            d_bias += d_thresholds.sum((0, -2))
+            active = None if mask is None else mask[chunk]
+            d_z, d_b, backs, d_h = back(adjoint, arguments[chunk], grad[chunk], d_h, bias, ctx.hard, active)
+            d_bias += d_b
             if needs_V:
                 d_V += torch.einsum("t...bn,t...bm->...nm", d_z, input[chunk].conj())
             if d_input is not None:
@@ -131,40 +134,75 @@ class _Recurrence(torch.autograd.Function):
         return d_input, d_V, d_bias, d_h, None, None, None, *d_factors
 
 
+def _steps(
+    product: Product, z: Tensor, states: Tensor, h: Tensor, bias: Tensor, hard: bool, mask: Tensor | None
+) -> None:
+    """Add W h to ``z``, which holds V x, and fill ``states`` with the values of σ, starting from the state ``h``."""
+    rows = bias.unsqueeze(-2)
+    for t, (argument, new) in enumerate(zip(z.unbind(0), states.unbind(0), strict=True)):
+        argument += product(h)
+        torch.mul(argument, _ratio(_modulus(argument, hard), rows, hard), out=new)
+        h = new if mask is None else torch.where(mask[t].unsqueeze(-1), new, h, out=new)
+
+
+def _steps_compiled(
+    product: Product, z: Tensor, states: Tensor, h: Tensor, bias: Tensor, hard: bool, mask: Tensor | None
+) -> None:
+    """:func:`_steps` in one pass over memory for each step, besides the product."""
+    first, fixed = _array(h), _fixed(bias, hard, mask)
+    arguments, outputs = _array(z, len(z)), _array(states, len(z))
+    for t, new in enumerate(states.unbind(0)):
+        _kernels().activate(t, arguments, _array(product(h.contiguous())), outputs, first, *fixed)
+        h = new
+
+
 def _steps_back(
-    kind: type[UnitaryMap],
-    factors: Sequence[Tensor],
-    sigma: _Derivative,
-    grad: Tensor,
-    d_h: Tensor,
-    active: Tensor | None,
+    adjoint: Product, z: Tensor, grad: Tensor, d_h: Tensor, bias: Tensor, hard: bool, mask: Tensor | None
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Through a chunk of steps from its last state, whose gradient from later steps is ``d_h``.
 
-    Returns the gradients of the arguments z and of the thresholds b, Wᴴ times the former, and the gradient of the state
-    before the chunk.
+    Returns the gradients of the arguments z and of b, Wᴴ times the former, and the gradient of the state before.
     """
+    active = None if mask is None else mask.unsqueeze(-1)
+    sigma = _Derivative.at(z, bias.unsqueeze(-2), hard, active)
     d_z, d_thresholds, backs = torch.empty_like(sigma.u), torch.empty_like(sigma.ratio), []
     steps = zip(*(t.unbind(0) for t in (grad, *sigma, d_z, d_thresholds)), strict=True)
     for t, (g, u, ratio, curl, out, along) in reversed(list(enumerate(steps))):
         g = g + d_h
         _inner(u, g, out=along)
         torch.mul(g, ratio, out=out).addcmul_(u, curl * along)
-        backs.append(kind.adjoint_product(out, *factors))
+        backs.append(adjoint(out))
         d_h = backs[-1] if active is None else torch.where(active[t], backs[-1], g)
-    return d_z, d_thresholds, torch.stack(backs[::-1]), d_h
+    return d_z, d_thresholds.sum((0, -2)), torch.stack(backs[::-1]), d_h
+
+
+def _steps_back_compiled(
+    adjoint: Product, z: Tensor, grad: Tensor, d_h: Tensor, bias: Tensor, hard: bool, mask: Tensor | None
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """:func:`_steps_back` in one pass over memory for each step, besides the product."""
+    d_z, d_bias, held, backs = torch.empty_like(z), torch.zeros_like(bias), torch.empty_like(z[0]), []
+    fixed = _fixed(bias, hard, mask)
+    arrays = _array(z, len(z)), _array(grad, len(z))
+    rest = _array(held), _array(d_z, len(z)), d_bias.reshape(-1, bias.shape[-1]).numpy()
+    for t in reversed(range(len(z))):
+        _kernels().activate_back(t, *arrays, _array(d_h), *rest, *fixed)
+        backs.append(adjoint(d_z[t]))
+        d_h = backs[-1] if mask is None else backs[-1] + held
+    return d_z, d_bias, torch.stack(backs[::-1]), d_h
 
 
 def _differentiable_gradient(
     ctx: Any, tensors: tuple[Tensor, ...], mask: Tensor | None, factors: Sequence[Tensor], grad: Tensor
 ) -> tuple[Tensor | None, ...]:
-    """The same gradient by way of the plain loop, to be differentiated further."""
-    own = [t.view_as(t) for t in (*tensors, *factors)]  # so that no path from one of them to another counts
+    """The same gradient by way of the plain loop, to be differentiated further, or for a batch of gradients."""
+    further = torch.is_grad_enabled()
     needs = (*ctx.needs_input_grad[:4], *ctx.needs_input_grad[7:])
-    input, weight_ih, bias, h0, *own_factors = own
-    states = _loop(input, weight_ih, bias, h0, mask, ctx.hard, ctx.kind, *own_factors)
+    with torch.enable_grad():
+        own = [t.view_as(t) for t in (*tensors, *factors)]  # so that no path from one of them to another counts
+        input, weight_ih, bias, h0, *own_factors = own
+        states = _loop(input, weight_ih, bias, h0, mask, ctx.hard, ctx.kind, *own_factors)
     wanted = [t for t, need in zip(own, needs, strict=True) if need]
-    found = iter(torch.autograd.grad(states, wanted, grad, create_graph=True, allow_unused=True))
+    found = iter(torch.autograd.grad(states, wanted, grad, create_graph=further, allow_unused=True))
     gradients = [next(found) if need else None for need in needs]
     return *gradients[:4], None, None, None, *gradients[4:]
 
@@ -190,6 +228,32 @@ class _Derivative(NamedTuple):
             ratio *= active
         s.masked_fill_(ratio <= 0, torch.inf)
         return _Derivative(z * (s + epsilon).reciprocal_(), ratio, (epsilon - bias) / s)
+
+
+@functools.cache
+def _kernels() -> Any:
+    """The module of compiled kernels; None if numba is not installed."""
+    return importlib.import_module("manopt_torch.nn.structured_kernels") if importlib.util.find_spec("numba") else None
+
+
+def _compiles(t: Tensor) -> bool:
+    """Whether the compiled kernels take tensors like ``t``."""
+    return t.device.type == "cpu" and t.is_complex() and _kernels() is not None
+
+
+def _array(t: Tensor, steps: int | None = None) -> Any:
+    """NumPy's view of a state (*P, B, N) as real numbers (P, B, 2N), or of ``steps`` K of them as (K, P, B, 2N)."""
+    K = () if steps is None else (steps,)
+    P = math.prod(t.shape[len(K) : -2])
+    return torch.view_as_real(t.resolve_conj().contiguous()).reshape(*K, P, t.shape[-2], 2 * t.shape[-1]).numpy()
+
+
+def _fixed(bias: Tensor, hard: bool, mask: Tensor | None) -> tuple[Any, ...]:
+    """What the compiled kernels take besides: b (P, N), ε, the least |z|² + ε that is not taken for 0, the mask."""
+    b = bias.reshape(-1, bias.shape[-1]).contiguous().numpy()
+    epsilon, floor = (0.0, TINY**2) if hard else (EPSILON, 0.0)
+    steps = torch.empty(0, 0, 0, dtype=torch.bool) if mask is None else mask.reshape(len(mask), len(b), -1).contiguous()
+    return b, b.dtype.type(epsilon), b.dtype.type(floor), steps.numpy()
 
 
 def _modulus(z: Tensor, hard: bool) -> Tensor:

@@ -11,10 +11,12 @@ from torch import Tensor, nn
 
 from manopt_torch.nn.complex import ComplexModule
 from manopt_torch.nn.factors import (
+    Product,
     phases,
     random_permutation,
     restricted,
     restricted_adjoint,
+    restricted_bound,
     restricted_gradients,
     scale,
     unit,
@@ -68,6 +70,11 @@ class UnitaryMap(ComplexModule, abc.ABC):
     @abc.abstractmethod
     def adjoint_product(g: Tensor, *factors: Tensor) -> Tensor:
         """Wᴴ g, for ``g`` (..., *P, B, N) and the tensors of :meth:`factors`."""
+
+    @classmethod
+    def bind(cls, *factors: Tensor) -> tuple[Product, Product]:
+        """h ↦ W h and g ↦ Wᴴ g with given factors, for loops without derivatives; a subclass may know faster ones."""
+        return lambda h: cls.product(h, *factors), lambda g: cls.adjoint_product(g, *factors)
 
     @classmethod
     def factor_gradients(
@@ -182,6 +189,10 @@ class RestrictedUnitary(UnitaryMap):
     def adjoint_product(g: Tensor, *f: Tensor) -> Tensor:
         d, u, _, inverse = f
         return restricted_adjoint(g, d, u, inverse)
+
+    @classmethod
+    def bind(cls, *f: Tensor) -> tuple[Product, Product]:
+        return restricted_bound(*f)
 
     @classmethod
     def factor_gradients(cls, h: Tensor, Wh: Tensor, g: Tensor, Wg: Tensor, *f: Tensor) -> tuple[Tensor | None, ...]:

@@ -131,6 +131,19 @@ def test_gradcheck(name, dtype):
 
 @every_map
 @pytest.mark.parametrize("batch_shape", [(), (2,), (2, 3)])
+def test_bound_products(name, dtype, batch_shape):
+    unitary = MAPS[name](6, batch_shape=batch_shape, dtype=dtype)
+    with torch.no_grad():
+        product, adjoint = unitary.bind(*unitary.factors())
+        h = torch.randn(2, *batch_shape, 3, 6, dtype=dtype)
+        before = h.clone()
+        exact(product(h), unitary(h))
+        exact(adjoint(h), unitary.adjoint(h))
+        assert torch.equal(h, before)
+
+
+@every_map
+@pytest.mark.parametrize("batch_shape", [(), (2,), (2, 3)])
 def test_gradients_of_the_factors(name, dtype, batch_shape):
     """Of Re⟨g, W h⟩ by the parameters, whatever way the map takes, against automatic differentiation."""
     unitary = MAPS[name](6, batch_shape=batch_shape, dtype=dtype)
