@@ -190,10 +190,7 @@ def main(argv: list[str] | None = None) -> None:
         add(f"--{name}", action="store_true", help=meaning)
     args = parse(parser, argv, PRESETS)
     args.dimensions.sort()
-    if args.capacity:
-        capacity(args)
-    else:
-        run(args)
+    (capacity if args.capacity else run)(args)
 
 
 if __name__ == "__main__":
