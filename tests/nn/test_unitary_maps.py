@@ -225,6 +225,17 @@ def test_reflection_does_not_depend_on_the_length_of_its_vector(length):
     torch.testing.assert_close(unitary.matrix(), before, rtol=0, atol=1e-5)
 
 
+@pytest.mark.parametrize("parallel", [False, True])
+def test_many_reflections_stay_unitary_in_single_precision(parallel):
+    unitary = HouseholderUnitary(32, 64, dtype=torch.complex64)
+    if parallel:
+        with torch.no_grad():
+            unitary.reflection.copy_(unitary.reflection[:1] + 1e-3 * unitary.reflection)
+    W = unitary.matrix()
+    torch.testing.assert_close(W @ W.mH, torch.eye(32, dtype=torch.complex64), rtol=0, atol=2e-5)
+    exact(W.to(torch.complex128), numpy_matrix(unitary.double()), atol=2e-5)
+
+
 def test_no_factors_leave_the_diagonal():
     for unitary in (HouseholderUnitary(3, 0, dtype=torch.complex128), GivensUnitary(3, 0, dtype=torch.complex128)):
         W = unitary.matrix()
