@@ -1,7 +1,7 @@
 """The copy-memory task: ten symbols, a long silence, a signal, and the ten symbols again.
 
-``python examples/copy_memory.py --delay T`` trains a full-capacity unitary RNN until it recalls (at least) 99.9 % of the
-symbols of 1,000 fresh sequences, and writes logs, checkpoints and the learning curve to a new folder under runs/copy_memory.
+``python examples/copy_memory.py --delay T`` trains a full-capacity unitary RNN until it recalls 99.9 % of the symbols
+of 1,000 fresh sequences, and writes logs, checkpoints and the learning curve to a new folder under runs/copy_memory.
 A network without memory answers blanks and then guesses: its cross-entropy is 10 ln 8 / (T + 20).
 
 Hochreiter and Schmidhuber, 1997; Arjovsky, Shah and Bengio, 2016; Wisdom et al., 2016 (T = 1000 and 2000).
