@@ -7,10 +7,15 @@ entries are complex or real; reflections are given by vectors of length 1, see :
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
+from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
+#: lengths made of these MKL transforms without a detour
+RADICES = (2, 3, 5, 7, 11, 13)
 #: a product with a matrix, for every row
 Product = Callable[[Tensor], Tensor]
 
@@ -71,20 +76,43 @@ def restricted_bound(d: Tensor, u: Tensor, permutation: Tensor, inverse: Tensor)
     c1, c2, c3 = (t.conj_physical() for t in (d1, d2, d3))
     v1, v2 = (t.conj_physical().unsqueeze(-1) for t in u.unbind(-2))
 
+    fourier, back = _transforms(d)
+
     def reflect_(h: Tensor, u: Tensor, v: Tensor) -> Tensor:  # v is conj(u) as a column
         return h.addcmul_(h @ v, u, value=-2)
 
     def product(h: Tensor) -> Tensor:
-        h = reflect_(torch.fft.fft(h * d1, norm="ortho"), u1, v1)
-        h = torch.fft.ifft(permute(h, permutation).mul_(d2), norm="ortho")
+        h = reflect_(fourier(h * d1), u1, v1)
+        h = back(permute(h, permutation).mul_(d2))
         return reflect_(h, u2, v2).mul_(d3)
 
     def adjoint(g: Tensor) -> Tensor:
-        g = torch.fft.fft(reflect_(g * c3, u2, v2), norm="ortho")
+        g = fourier(reflect_(g * c3, u2, v2))
         g = reflect_(permute(g.mul_(c2), inverse), u1, v1)
-        return torch.fft.ifft(g, norm="ortho").mul_(c1)
+        return back(g).mul_(c1)
 
     return product, adjoint
+
+
+def _transforms(like: Tensor) -> tuple[Product, Product]:
+    """F and F⁻¹ of rows like the last dimension of ``like``, for loops without derivatives.
+
+    On the CPU torch plans every transform anew, which takes MKL longer than twenty rows of some hundred numbers if the
+    length has a prime factor above 13; NumPy keeps its plans, and from version 2 on has single precision.
+    """
+    rest = like.shape[-1]
+    for prime in RADICES:
+        while rest % prime == 0:
+            rest //= prime
+    if rest == 1 or like.device.type != "cpu" or np.lib.NumpyVersion(np.__version__) < "2.0.0":
+        return lambda h: torch.fft.fft(h, norm="ortho"), lambda h: torch.fft.ifft(h, norm="ortho")
+
+    def by_numpy(transform: Callable[..., Any], h: Tensor) -> Tensor:
+        out = torch.empty_like(h)
+        transform(h.numpy(), norm="ortho", out=out.numpy())
+        return out
+
+    return partial(by_numpy, np.fft.fft), partial(by_numpy, np.fft.ifft)
 
 
 def restricted_gradients(h: Tensor, Wh: Tensor, g: Tensor, Wg: Tensor, d: Tensor, u: Tensor) -> tuple[Tensor, Tensor]:

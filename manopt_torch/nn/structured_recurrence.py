@@ -17,7 +17,7 @@ from manopt_torch.nn.factors import Product
 from manopt_torch.nn.unitary_maps import UnitaryMap
 
 #: numbers in the states of a chunk of steps, for which the backward pass computes together what can be: cache-sized
-CHUNK = 2**16
+CHUNK = 2**17
 #: the modulus below which the exact modReLU takes its argument for zero: the square of less underflows
 TINY = 1e-18
 

@@ -131,11 +131,12 @@ def test_gradcheck(name, dtype):
 
 @every_map
 @pytest.mark.parametrize("batch_shape", [(), (2,), (2, 3)])
-def test_bound_products(name, dtype, batch_shape):
-    unitary = MAPS[name](6, batch_shape=batch_shape, dtype=dtype)
+@pytest.mark.parametrize("N", [6, 34])
+def test_bound_products(name, dtype, N, batch_shape):
+    unitary = MAPS[name](N, batch_shape=batch_shape, dtype=dtype)
     with torch.no_grad():
         product, adjoint = unitary.bind(*unitary.factors())
-        h = torch.randn(2, *batch_shape, 3, 6, dtype=dtype)
+        h = torch.randn(2, *batch_shape, 3, N, dtype=dtype)
         before = h.clone()
         exact(product(h), unitary(h))
         exact(adjoint(h), unitary.adjoint(h))
