@@ -118,7 +118,7 @@ class _Recurrence(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         input, weight_ih, weight_hh, bias, h0, mask, *kept = ctx.saved_tensors
-        if torch.is_grad_enabled():
+        if torch.is_grad_enabled() or torch._C._functorch.is_legacy_batchedtensor(grad):
             return _differentiable_gradient(ctx, (input, weight_ih, weight_hh, bias, h0), mask, grad)
         net = _Network.of(input, weight_ih, weight_hh, bias, mask, ctx.hard)
         V_back, W_back = net.V.mT, net.W.mT.contiguous()
@@ -160,12 +160,13 @@ class _Recurrence(torch.autograd.Function):
 def _differentiable_gradient(
     ctx: Any, tensors: tuple[Tensor, ...], mask: Tensor | None, grad: Tensor
 ) -> tuple[Tensor | None, ...]:
-    """The same gradients by way of the plain loop, to be differentiated further."""
-    input, weight_ih, weight_hh, bias, h0 = own = [t.view_as(t) for t in tensors]  # paths from one to another: not here
-    needs = ctx.needs_input_grad[:5]
-    states = _loop(input, weight_ih, weight_hh, bias, h0, mask, ctx.hard)
+    """The same gradients by way of the plain loop, to be differentiated further, or for a batch of gradients."""
+    needs, further = ctx.needs_input_grad[:5], torch.is_grad_enabled()
+    with torch.enable_grad():
+        input, weight_ih, weight_hh, bias, h0 = own = [t.view_as(t) for t in tensors]  # no paths from one to another
+        states = _loop(input, weight_ih, weight_hh, bias, h0, mask, ctx.hard)
     wanted = [t for t, needed in zip(own, needs, strict=True) if needed]
-    found = iter(torch.autograd.grad(states, wanted, grad, create_graph=True))
+    found = iter(torch.autograd.grad(states, wanted, grad, create_graph=further))
     return *(next(found) if needed else None for needed in needs), None, None, None
 
 

@@ -103,6 +103,16 @@ def test_second_derivatives():
     assert torch.autograd.gradgradcheck(lambda *t: unitary_recurrence(*t, mask), own)
 
 
+def test_batched_gradients():
+    own, _ = tensors(T=3, N=2)
+    states = unitary_recurrence(*own)
+    directions = torch.randn(5, *states.shape, dtype=states.dtype)
+    batched = torch.autograd.grad(states, own, directions, is_grads_batched=True, retain_graph=True)
+    for k, direction in enumerate(directions):
+        for found, wanted in zip(batched, torch.autograd.grad(states, own, direction, retain_graph=True), strict=True):
+            torch.testing.assert_close(found[k], wanted)
+
+
 def test_second_derivative_counts_each_path_once():
     """V depends on W here: what the inner gradient says of V must not contain the way through W."""
     (x, _, W, b, h0), _ = tensors(M=4)
