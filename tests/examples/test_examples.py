@@ -188,6 +188,9 @@ def test_refused_optimizer_is_named(digits, capsys):
         with pytest.raises(SystemExit):
             digits.main([*TINY, "--optimizer", name])
         assert re.search(f"invalid choice: '{name}' .*'paper', .*'RiemannianAdam', .*'AdamW'", capsys.readouterr().err)
+    with pytest.raises(SystemExit):
+        digits.main([*TINY, "--epochs", "0"])
+    assert "--epochs: must be at least 1, got 0" in capsys.readouterr().err
     with pytest.raises(SystemExit, match=r"--optimizer Rprop: .*use frame='tangent'"):
         digits.main([*TINY, "--optimizer", "Rprop"])
     assert not Path("runs").exists()
