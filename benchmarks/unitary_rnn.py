@@ -77,7 +77,7 @@ def contestants(T: int, B: int, N: int) -> tuple[dict[str, Pass], dict[str, Pass
     passes = {name: whole(name) for name in forwards}
 
     def without_numba() -> None:
-        with mock.patch.object(recurrence, "_kernels", return_value=None):
+        with mock.patch.object(recurrence, "kernels", return_value=None):
             passes[OURS]()
 
     return forwards, {**passes, TORCH: without_numba, **floors(T, B, N)}, rnn

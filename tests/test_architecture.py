@@ -34,13 +34,13 @@ SHARED = {
     "optim": ["groups", "checkpoints", "base", "refusals"],
     "nn": [
         "factors", "init", "activations", "complex", "kernels", "recurrence", "recurrent",
-        "unitary_maps", "structured_kernels", "structured_recurrence"
+        "unitary_maps", "structured_recurrence"
     ],
     "solvers": ["base"],
 }  # fmt: skip
 DEPENDENCIES = {"torch", "numpy"}  # install_requires in setup.cfg; everything else is the standard library
 # Modules that are imported only if an extra of setup.cfg is there, and what they need of it.
-OPTIONAL = {f"manopt_torch.nn.{name}": {"numba"} for name in ("kernels", "structured_kernels")}
+OPTIONAL = {"manopt_torch.nn.kernels": {"numba"}}
 
 BUDGETS = [  # (pattern, statements without docstrings and imports); the first match counts
     ("manopt_torch/*/__init__.py", None),

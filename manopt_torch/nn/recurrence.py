@@ -51,16 +51,27 @@ def unitary_recurrence(
     """
     if checkpoint_every is not None and checkpoint_every < 1:
         raise ValueError(f"checkpoint_every is a number of steps, at least 1, got {checkpoint_every}")
-    if (
-        torch.compiler.is_compiling()
-        or torch._C._are_functorch_transforms_active()
-        or torch.autograd.forward_ad._current_level >= 0
-    ):
+    if needs_plain_loop():
         return _loop(input, weight_ih, weight_hh, bias, h0, mask, hard)
     device = h0.device.type
     with torch.autocast(device, enabled=False) if torch.amp.is_autocast_available(device) else contextlib.nullcontext():
         states: Tensor = _Recurrence.apply(input, weight_ih, weight_hh, bias, h0, mask, hard, checkpoint_every)
     return states
+
+
+def needs_plain_loop() -> bool:
+    """Whether something looks on that an autograd.Function would hide the derivatives from."""
+    return (
+        torch.compiler.is_compiling()
+        or torch._C._are_functorch_transforms_active()
+        or torch.autograd.forward_ad._current_level >= 0
+    )
+
+
+@functools.cache
+def kernels() -> Any:
+    """The module of compiled kernels; None if numba is not installed."""
+    return importlib.import_module("manopt_torch.nn.kernels") if importlib.util.find_spec("numba") else None
 
 
 def _loop(
@@ -286,7 +297,7 @@ def _activate_back(
 def _activate_compiled(net: _Network, chunk: slice, z: Tensor, states: Tensor, first: Tensor) -> Callable[[int], None]:
     """:func:`_activate` as one pass over memory."""
     arrays = _arrays(net, chunk, z, states, first)
-    return lambda t: _kernels().activate(t, *arrays)
+    return lambda t: kernels().activate(t, *arrays)
 
 
 def _activate_back_compiled(
@@ -294,7 +305,7 @@ def _activate_back_compiled(
 ) -> Callable[[int], None]:
     """:func:`_activate_back` as one pass over memory."""
     arrays = _arrays(net, chunk, z, g, d_z, d_beta)
-    return lambda t: _kernels().activate_back(t, *arrays)
+    return lambda t: kernels().activate_back(t, *arrays)
 
 
 def _arrays(net: _Network, chunk: slice, *tensors: Tensor) -> tuple[Any, ...]:
@@ -305,14 +316,8 @@ def _arrays(net: _Network, chunk: slice, *tensors: Tensor) -> tuple[Any, ...]:
     return *arrays, net.beta.numpy(), dtype(net.epsilon), dtype(net.floor), mask.numpy()
 
 
-@functools.cache
-def _kernels() -> Any:
-    """The module of compiled kernels; None if numba is not installed."""
-    return importlib.import_module("manopt_torch.nn.kernels") if importlib.util.find_spec("numba") else None
-
-
 def _compiles(z: Tensor) -> bool:
-    return z.device.type == "cpu" and z.dtype in (torch.float32, torch.float64) and _kernels() is not None
+    return z.device.type == "cpu" and z.dtype in (torch.float32, torch.float64) and kernels() is not None
 
 
 def _chunks(steps: int, every: int) -> Iterator[slice]:

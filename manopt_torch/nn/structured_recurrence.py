@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import functools
-import importlib
-import importlib.util
 import math
 from collections.abc import Sequence
 from typing import Any, NamedTuple
@@ -14,12 +11,11 @@ from torch import Tensor
 
 from manopt_torch.nn.activations import EPSILON, modrelu
 from manopt_torch.nn.factors import Product
+from manopt_torch.nn.recurrence import TINY, kernels, needs_plain_loop
 from manopt_torch.nn.unitary_maps import UnitaryMap
 
 #: numbers in the states of a chunk of steps, for which the backward pass computes together what can be: cache-sized
 CHUNK = 2**17
-#: the modulus below which the exact modReLU takes its argument for zero: the square of less underflows
-TINY = 1e-18
 
 
 def structured_recurrence(
@@ -48,11 +44,7 @@ def structured_recurrence(
     with torch.autocast(h0.device.type, enabled=False):
         x = input.to(weight_ih.dtype)
         arguments: Any = (x, weight_ih, bias, h0, mask, hard, type(unitary), *unitary.factors())
-        if (
-            torch.compiler.is_compiling()
-            or torch._C._are_functorch_transforms_active()
-            or torch.autograd.forward_ad._current_level >= 0
-        ):
+        if needs_plain_loop():
             return _loop(*arguments)
         states: Tensor = _Recurrence.apply(*arguments)
         return states
@@ -152,7 +144,7 @@ def _steps_compiled(
     first, fixed = _array(h), _fixed(bias, hard, mask)
     arguments, outputs = _array(z, len(z)), _array(states, len(z))
     for t, new in enumerate(states.unbind(0)):
-        _kernels().activate(t, arguments, _array(product(h.contiguous())), outputs, first, *fixed)
+        kernels().activate_pairs(t, arguments, _array(product(h.contiguous())), outputs, first, *fixed)
         h = new
 
 
@@ -185,7 +177,7 @@ def _steps_back_compiled(
     arrays = _array(z, len(z)), _array(grad, len(z))
     rest = _array(held), _array(d_z, len(z)), d_bias.reshape(-1, bias.shape[-1]).numpy()
     for t in reversed(range(len(z))):
-        _kernels().activate_back(t, *arrays, _array(d_h), *rest, *fixed)
+        kernels().activate_back_pairs(t, *arrays, _array(d_h), *rest, *fixed)
         backs.append(adjoint(d_z[t]))
         d_h = backs[-1] if mask is None else backs[-1] + held
     return d_z, d_bias, torch.stack(backs[::-1]), d_h
@@ -230,15 +222,9 @@ class _Derivative(NamedTuple):
         return _Derivative(z * (s + epsilon).reciprocal_(), ratio, (epsilon - bias) / s)
 
 
-@functools.cache
-def _kernels() -> Any:
-    """The module of compiled kernels; None if numba is not installed."""
-    return importlib.import_module("manopt_torch.nn.structured_kernels") if importlib.util.find_spec("numba") else None
-
-
 def _compiles(t: Tensor) -> bool:
     """Whether the compiled kernels take tensors like ``t``."""
-    return t.device.type == "cpu" and t.is_complex() and _kernels() is not None
+    return t.device.type == "cpu" and t.is_complex() and kernels() is not None
 
 
 def _array(t: Tensor, steps: int | None = None) -> Any:
@@ -251,7 +237,7 @@ def _array(t: Tensor, steps: int | None = None) -> Any:
 def _fixed(bias: Tensor, hard: bool, mask: Tensor | None) -> tuple[Any, ...]:
     """What the compiled kernels take besides: b (P, N), ε, the least |z|² + ε that is not taken for 0, the mask."""
     b = bias.reshape(-1, bias.shape[-1]).contiguous().numpy()
-    epsilon, floor = (0.0, TINY**2) if hard else (EPSILON, 0.0)
+    epsilon, floor = (0.0, TINY) if hard else (EPSILON, 0.0)
     steps = torch.empty(0, 0, 0, dtype=torch.bool) if mask is None else mask.reshape(len(mask), len(b), -1).contiguous()
     return b, b.dtype.type(epsilon), b.dtype.type(floor), steps.numpy()
 
@@ -265,7 +251,7 @@ def _modulus(z: Tensor, hard: bool) -> Tensor:
 def _ratio(s: Tensor, bias: Tensor, hard: bool) -> Tensor:
     """σ(z)/z = max(s + b, 0)/(s + ε); 0 at z = 0 if ``hard``."""
     if hard:
-        return torch.where(s > TINY, 1 + bias / s, 0).clamp_min_(0)
+        return torch.where(s > TINY**0.5, 1 + bias / s, 0).clamp_min_(0)
     return torch.relu(s + bias).div_(s + EPSILON)
 
 
