@@ -175,7 +175,12 @@ def test_any_optimizer(digits, name):
 
 @pytest.mark.parametrize(
     ("flags", "rate"),
-    [([], 0.01), (["--optimizer", "RiemannianAdam"], 0.06), (["--lr-manifold", "0.5"], 0.5)],
+    [
+        ([], 0.01),
+        (["--optimizer", "RiemannianAdam"], 0.06),
+        (["--optimizer", "RiemannianRMSprop"], 0.06),
+        (["--lr-manifold", "0.5"], 0.5),
+    ],
 )
 def test_learning_rate_of_the_recurrence(digits, flags, rate):
     digits.main([*TINY, "--epochs", "1", *flags, "--out", "run"])
