@@ -37,7 +37,8 @@ def learning_curve(
 ) -> None:
     """Loss of training and validation, and the validation ``score`` if there is one, over epochs.
 
-    Over iterations if an epoch has ``every`` of them. ``baseline``, a name and a loss, is drawn as a dashed line.
+    Over iterations if an epoch has ``every`` of them. ``baseline``, a name and a loss, is drawn as a dotted line, and losses on a
+    logarithmic scale.
     """
     curves = read_logs(logs)
     figure = Figure(figsize=(7, 4), layout="constrained")
@@ -50,11 +51,14 @@ def learning_curve(
     for axes, name, label, style in drawn:
         x = [(epoch + 1) * (every or 1) for epoch in curves[name]]
         axes.plot(x, list(curves[name].values()), style, label=label)
+    left.set(xlabel="iterations" if every else "epoch", ylabel=loss)
     if baseline:
         left.axhline(baseline[1], color="0.3", linestyle=":", label=baseline[0])
-    left.set(xlabel="iterations" if every else "epoch", ylabel=loss, ylim=(0, None))
+        left.set_yscale("log")
+    else:
+        left.set_ylim(0, None)
     left.grid(alpha=0.3)
-    figure.legend(loc="outside upper center", ncols=4)
+    figure.legend(loc="outside upper center", ncols=2 if baseline else 3)
     figure.savefig(picture, dpi=120)
 
 
