@@ -37,8 +37,8 @@ def learning_curve(
 ) -> None:
     """Loss of training and validation, and the validation ``score`` if there is one, over epochs.
 
-    Over iterations if an epoch has ``every`` of them. ``baseline``, a name and a loss, is drawn as a dotted line, and losses on a
-    logarithmic scale.
+    Over iterations if an epoch has ``every`` of them. ``baseline``, a name and a loss, is drawn as a dotted line,
+    and the losses on a logarithmic scale.
     """
     curves = read_logs(logs)
     figure = Figure(figsize=(7, 4), layout="constrained")
