@@ -483,14 +483,21 @@ def _quantile_partials(saved: Sequence[Tensor], level: bool) -> list[Tensor | No
     return [du, 1 - dlow - dhigh, ds, dlow, dhigh]
 
 
-def _log_density(x: Tensor, z: Tensor, s: Tensor, low: Tensor, high: Tensor) -> Tensor:
-    """Log-density at x inside the interval, relative to that at the mode r: L − (x − r)(x + r − 2 z)/(2 s²)."""
-    _, _, _, _, p1, p2, log_partition, _ = _moments(2, z, s, low, high)
-    left, right = z < low, z > high
-    mode = torch.where(left, low, torch.where(right, high, z))
-    outside = torch.where(left, p1, torch.where(right, p2, 1.0)).log()
-    top = torch.where(left | right, outside, -s.log() - _LOG_SQRT_2PI - log_partition)
-    return top - (x - mode) * (x + mode - 2 * z) / (2 * s.square())
+def _top(x: Sequence[Tensor], found: Sequence[Tensor]) -> tuple[Tensor, Tensor, Tensor]:
+    """The mode r, E h − r, and the logarithm of the density there, without cancellation in the tails."""
+    z, s, low_end, high_end = x
+    _, shift, low, high, p1, p2, log_partition = found[:7]
+    left, right = z < low_end, z > high_end
+    mode = torch.where(left, low_end, torch.where(right, high_end, z))
+    end = torch.where(left, p1, torch.where(right, p2, 1.0)).log()
+    top = torch.where(left | right, end, -s.log() - _LOG_SQRT_2PI - log_partition)
+    return mode, torch.where(left, low, torch.where(right, -high, shift)), top
+
+
+def _log_density(y: Tensor, *x: Tensor) -> Tensor:
+    """Log-density at y inside the interval, from that at the mode r: L − (y − r)(y + r − 2 z)/(2 s²)."""
+    mode, _, top = _top(x, _moments(2, *x))
+    return top - (y - mode) * (y + mode - 2 * x[0]) / (2 * x[1].square())
 
 
 def _quantiles(*x: Tensor) -> Tensor:
@@ -541,6 +548,14 @@ def log_density(
     (value, *rest), dtype = _arguments(x, loc, scale, low, high)
     outside = (value < rest[2]) | (value > rest[3])
     return torch.where(outside, -torch.inf, _log_density(value, *rest)).to(dtype)
+
+
+def entropy(loc: Tensor | float, scale: Tensor | float, low: Tensor | float, high: Tensor | float) -> Tensor:
+    """``−E ln p(h)``."""
+    x, dtype = _arguments(loc, scale, low, high)
+    found = _moments(2, *x)
+    mode, move, top = _top(x, found)
+    return ((found[7] + move.square() + 2 * move * (mode - x[0])) / (2 * x[1].square()) - top).to(dtype)
 
 
 def cumulative(
