@@ -56,14 +56,23 @@ def test_systems_by_formula(identification):
             assert expected.abs().max() > 1
 
 
-def test_first_kind_is_within_reach_of_the_restricted_model(identification):
-    """Without the shared permutation it would not be: W D1ᴴ F⁻¹ has a known form only then."""
+def test_first_kind_is_within_reach_of_the_restricted_model_and_the_second_is_not(identification, monkeypatch):
+    monkeypatch.setattr(identification, "DESCENT", 120)
+    systems = identification.Systems(8, settings(seed=1))
+    starts = identification.RestrictedUnitary(8, batch_shape=(6,), dtype=torch.complex128)
+    starts.permutation.copy_(systems.restricted.permutation[0, 0].expand_as(starts.permutation).clone())
+    first, second = (identification.distances(W.to(torch.complex128), starts)[0] for W in systems.weight)
+    assert first < 1e-5  # the rounding of W_u
+    assert second > 0.1
+
+
+def test_every_network_has_a_start_of_its_own(identification):
     systems = identification.Systems(8, settings())
-    assert (systems.restricted.permutation == systems.restricted.permutation[0, 0]).all()
     starts = systems.restricted.matrix().detach()
     assert starts.shape == (2, 2, 8, 8)
-    assert (starts[0, 0] - starts[1, 0]).norm() > 0.5  # every network has a start of its own
-    assert (systems.weight[0] - systems.weight[1]).norm() > 0.5
+    rows = torch.view_as_real(starts).reshape(4, -1)
+    assert (torch.cdist(rows, rows) + torch.eye(4)).min() > 0.5
+    assert (systems.restricted.permutation == systems.restricted.permutation[0, 0]).all()
 
 
 def test_noise_is_white_circular_and_its_own_for_every_batch(identification):
