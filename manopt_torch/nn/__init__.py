@@ -4,6 +4,7 @@ from manopt_torch.nn import init
 from manopt_torch.nn.activations import ModReLU
 from manopt_torch.nn.capacity import Capacity, capacity, parametrization
 from manopt_torch.nn.restricted_unitary_rnn import RestrictedUnitaryRNN, RestrictedUnitaryRNNCell
+from manopt_torch.nn.trug import TruG
 from manopt_torch.nn.unitary_maps import GivensUnitary, HouseholderUnitary, RestrictedUnitary, UnitaryMap
 from manopt_torch.nn.unitary_rnn import RealReadout, UnitaryRNN, UnitaryRNNCell
 
@@ -16,6 +17,7 @@ __all__ = [
     "RestrictedUnitary",
     "RestrictedUnitaryRNN",
     "RestrictedUnitaryRNNCell",
+    "TruG",
     "UnitaryMap",
     "UnitaryRNN",
     "UnitaryRNNCell",
