@@ -29,9 +29,12 @@ from torch import Tensor
 BASELINE = 1 / 6
 SEEDS = range(3)
 PRESETS: dict[str, dict[str, Any]] = {
-    "paper": {"length": 750, "iterations": 10000, "batch": 50, "optimizer": "paper", "schedule": "constant"},
+    "paper": {
+        "length": 750, "iterations": 10000, "batch": 50, "init": "restricted",
+        "optimizer": "paper", "lr": 1e-3, "lr_manifold": 2e-3, "schedule": "constant",
+    },
     "smoke": {"length": 10, "hidden": 6, "iterations": 4, "every": 2, "batch": 3, "fresh": 20},
-}
+}  # fmt: skip
 
 
 def adding_task(length: int, batch: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
@@ -74,15 +77,11 @@ def run(args: Namespace) -> dict[str, Any]:
 
 def main(argv: list[str] | None = None) -> None:
     """Command line: see ``--help``."""
-    parser = training_parser(
-        "adding", __doc__, lr=1e-3, batch=50, iterations=2000, optimizer="paper", schedule="constant"
-    )
+    parser = training_parser("adding", __doc__, lr=2e-3, lr_manifold=2e-4, batch=50, iterations=4000)
     parser.add_argument("--length", type=int, default=100, metavar="T", help="steps (%(default)s)")
     parser.add_argument("--model", default="full", choices=MODELS, help="(%(default)s)")
     parser.add_argument("--hidden", type=int, help="units N (the paper's, by model)")
-    parser.add_argument(
-        "--init", default="restricted", choices=STARTS, help="start of W, full and frozen (%(default)s)"
-    )
+    parser.add_argument("--init", default="henaff", choices=STARTS, help="start of W, full and frozen (%(default)s)")
     parser.add_argument("--fresh", type=int, default=1000, help="sequences of the result (%(default)s)")
     parser.add_argument("--study", action="store_true", help="all models, three seeds each; a table of their errors")
     parser.add_argument("--jobs", type=int, default=2, help="processes of --study (%(default)s)")

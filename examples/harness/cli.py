@@ -50,6 +50,7 @@ def training_parser(
     iterations: int | None = None,
     optimizer: str = "RMSprop",
     schedule: str = "cosine",
+    lr_manifold: float | None = None,
 ) -> argparse.ArgumentParser:
     """A parser with what every training run understands; an example adds its own.
 
@@ -68,7 +69,12 @@ def training_parser(
     )
     add("--frame", default="ambient", choices=("ambient", "tangent"), help="of a wrapped torch optimizer (ambient)")
     add("--lr", type=float, default=lr, help="learning rate (%(default)s)")
-    add("--lr-manifold", type=float, help="learning rate of constrained parameters, if another one")
+    add(
+        "--lr-manifold",
+        type=float,
+        default=lr_manifold,
+        help="that of constrained parameters, if another (%(default)s)",
+    )
     add(
         "--schedule",
         default=schedule,
