@@ -266,12 +266,12 @@ def test_every_model(speech, model, capsys):
 
 
 def test_a_trial_resumes_as_if_it_had_not_stopped(speech):
-    one = [*SMOKE, "--trials", "1", "--schedule", "constant"]  # a cosine knows how long it will be
-    speech.main([*one, "--epochs", "3", "--out", "whole"])
-    speech.main([*one, "--epochs", "1", "--out", "halves"])
-    speech.main([*one, "--epochs", "3", "--resume", "--out", "halves/trial-0"])
+    two = [*SMOKE, "--trials", "2", "--schedule", "constant"]  # a cosine knows how long it will be
+    speech.main([*two, "--epochs", "3", "--out", "whole"])
+    speech.main([*two, "--epochs", "1", "--out", "halves"])
+    speech.main(["--epochs", "3", "--resume", "--out", "halves/trial-1"])
     a, b = (
-        torch.load(f"{f}/trial-0/checkpoints/last.ckpt", weights_only=True)["state_dict"] for f in ("whole", "halves")
+        torch.load(f"{f}/trial-1/checkpoints/last.ckpt", weights_only=True)["state_dict"] for f in ("whole", "halves")
     )
     assert a.keys() == b.keys()
     assert all(torch.equal(a[name], b[name]) for name in a)
