@@ -175,7 +175,11 @@ def fit(model: Sequences, train: Any, validation: Any, args: Namespace) -> L.Tra
         enable_model_summary=False,
     )
     last = out / "checkpoints" / "last.ckpt" if args.resume else None
-    trainer.fit(model, train, validation, ckpt_path=last, weights_only=True)
+    torch.set_flush_denormal(True)  # vanishing gradients of an LSTM end there, and cost eight times as much
+    try:
+        trainer.fit(model, train, validation, ckpt_path=last, weights_only=True)
+    finally:
+        torch.set_flush_denormal(False)
     return trainer
 
 

@@ -131,6 +131,21 @@ def test_only_the_gradients_of_an_lstm_are_clipped(copy_memory, monkeypatch):
     assert seen["full"] > 1
 
 
+def test_numbers_below_the_smallest_normal_one_are_zero_in_training_only(copy_memory, monkeypatch):
+    """A factor 10⁻³⁹ is 0 while the network trains, and a number again afterwards, whatever happens."""
+    seen = []
+
+    def loss(self, outputs, targets):
+        seen.append((torch.full((4,), 1e-20) * 1e-19).max().item())
+        raise RuntimeError("stop")
+
+    monkeypatch.setattr(copy_memory.CopyMemory, "loss", loss)
+    with pytest.raises(RuntimeError, match="stop"):
+        copy_memory.main(["--smoke"])
+    assert seen == [0.0]
+    assert (torch.full((4,), 1e-20) * 1e-19).max().item() > 0
+
+
 def test_a_loss_that_is_not_finite_is_told(copy_memory, monkeypatch, capsys):
     loss = copy_memory.CopyMemory.loss
     monkeypatch.setattr(copy_memory.CopyMemory, "loss", lambda self, y, t: math.nan * loss(self, y, t))
