@@ -32,6 +32,7 @@ from harness.audio import (
     log_power,
     masked_mse,
     measures,
+    persistence,
     sound,
     stft,
 )
@@ -129,7 +130,8 @@ def run(args: Namespace) -> dict[str, Any]:
     data = load_speech(args.data, args.split_seed, level=args.level, by=args.split, seconds=args.seconds)
     counts = ", ".join(f"{len(p)} utterances of {len({u.speaker for u in p})} for {n}" for n, p in zip(
         data._fields[1:], data[1:], strict=True))  # fmt: skip
-    print(f"{data.about}: {counts}", flush=True)
+    print(f"{data.about}: {counts}")
+    print(f"validation MSE of copied frames {persistence(data.validation):.3f} dB²", flush=True)
     runs = []
     for number in range(1 if args.resume else args.trials):
         own = {} if args.resume else {"seed": args.seed + number, "out": args.out and args.out / f"trial-{number}"}

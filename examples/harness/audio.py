@@ -206,6 +206,11 @@ def masked_mse(predicted: Tensor, targets: Tensor) -> Tensor:
     return error.square().sum() / mask.sum()
 
 
+def persistence(utterances: Sequence[Utterance]) -> float:
+    """Mean square error of every frame as the prediction of the next, in dB²."""
+    return torch.cat([log_power(stft(u.samples)).diff(dim=0).square().mean(1) for u in utterances]).mean().item()
+
+
 def frame_batches(utterances: Sequence[Utterance], batch: int, shuffle_seed: int | None = None) -> DataLoader[Batch]:
     """Utterances of similar length together; the order of the batches is drawn anew for every epoch, if at all."""
     frames = sorted((log_power(stft(utterance.samples)) for utterance in utterances), key=len)

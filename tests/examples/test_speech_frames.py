@@ -245,9 +245,12 @@ def test_run_on_wav_files(speech, audio, capsys):
         assert (best / name).read_bytes()[:4] == b"\x89PNG"
     rows = {row.split("|")[1].strip(): [float(c) for c in row.split("|")[2:-1]] for row in said.splitlines()
             if re.match(r"\| (full|persistence|oracle) \|", row)}  # fmt: skip
-    test = audio.load_speech(Path("wavs"), 0, seconds=2).test
+    _, _, validation, test = audio.load_speech(Path("wavs"), 0, seconds=2)
     differences = [audio.log_power(audio.stft(u.samples)).diff(dim=0).square() for u in test]
     assert rows["persistence"][0] == pytest.approx(torch.cat(differences).mean().item(), abs=2e-3)
+    copied = float(re.search(r"validation MSE of copied frames (\S+) dB²", said).group(1))
+    batches = audio.frame_batches(validation, 3)
+    assert copied == pytest.approx(audio.masked_mse(*next(iter(batches))).item(), abs=2e-3)
     assert rows["oracle"][:2] == [0, 35]
     assert rows["full"][0] > rows["persistence"][0] > 0  # a network that has learned nothing
     files = sorted((best / "audio").iterdir())
