@@ -116,6 +116,32 @@ def test_float32_rounds_the_reference_once() -> None:
         assert_near(value.double(), COLUMNS[key][same], floor, 2e-7)
 
 
+@pytest.mark.parametrize("flip", [False, True])
+def test_where_methods_meet(flip: bool) -> None:
+    """On both sides of the borders between closed forms and quadratures."""
+    borders = [
+        (3.0, 1.5),
+        (3.0, INF),
+        (6.0, 1.5),
+        (6.0, INF),
+        (0.0, 1.0),
+        (4.0, 1.0),
+        (-0.4, 1.0),
+        (9.0, 2 / 3),
+        (39, 1),
+    ]
+    near = [(a + 1e-3 * i, 1e-3 * j + w) for a, w in borders for i in (-1, 1) for j in (-1, 1)]
+    near += [(-0.5 * w, w) for w in (1e-9, 0.999, 1.001, 10.0, 79.99, 80.01, 1e3)]
+    points = [(-0.7 * a, 0.7, 0.0, 0.7 * w) for a, w in near]
+    points = [(-z, s, -high, -low) for z, s, low, high in points] if flip else points
+    rows = [exact(*p) for p in points]
+    found = special.moments(*doubles(points).unbind(1))
+    expected = {k: doubles([float(r[k]) for r in rows]) for k in rows[0]}
+    assert_near(found.mean, expected["mean"], 0.1 * expected["deviation"].abs())
+    assert_near(found.variance, expected["variance"], 0.0)
+    assert_near(found.log_partition, expected["log_partition"], 1e-12)
+
+
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
 def test_dtype_is_that_of_the_arguments(dtype: torch.dtype) -> None:
     z = torch.randn(5, dtype=dtype, requires_grad=True)
@@ -232,7 +258,7 @@ def test_two_derivatives(name: str) -> None:
     function = of_log(CASES[name])
     x = ordinary()
     assert gradcheck(function, x, check_forward_ad=True, check_batched_grad=True)
-    assert gradgradcheck(function, x, check_fwd_over_rev=True, atol=1e-4)
+    assert gradgradcheck(function, x, check_fwd_over_rev=True, fast_mode=True, atol=1e-4)
 
 
 @pytest.mark.parametrize("name", ["mean", "log_density", "quantile", "cumulative"])
@@ -284,6 +310,13 @@ def test_compile_has_no_graph_break() -> None:
     torch.testing.assert_close(compiled(z.detach(), low.detach()), f(z, low))
     found = torch.autograd.grad(compiled(z, low).sum(), (z, low))
     torch.testing.assert_close(found, torch.autograd.grad(f(z, low).sum(), (z, low)))
+
+
+def test_operators_obey_the_rules_of_torch_library() -> None:
+    x = [t.contiguous() for t in torch.broadcast_tensors(5 * torch.randn(3, 4).double(), *double(0.7, -1.0, 1.0))]
+    torch.library.opcheck(special._mean_kernel, tuple(x))
+    torch.library.opcheck(special._moments_kernel, (*x, 3))
+    torch.library.opcheck(special._quantile_kernel, (torch.rand(3, 4).double(), *x))
 
 
 # ------------------------------------------------------------------ distribution function, quantile, samples

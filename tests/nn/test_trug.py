@@ -253,9 +253,10 @@ def test_vmap_over_networks() -> None:
 
 # torch.compile itself instantiates a Function while it traces one (2.13)
 @pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")
-def test_compiles_without_graph_break() -> None:
+@pytest.mark.parametrize("backend", ["eager", "aot_eager"])
+def test_compiles_without_graph_break(backend: str) -> None:
     model, x = network(), torch.randn(4, 3)
-    compiled = torch.compile(model, backend="eager", fullgraph=True)
+    compiled = torch.compile(model, backend=backend, fullgraph=True)
     torch.testing.assert_close(compiled(x), model(x))
     found = torch.autograd.grad(compiled(x).sum(), list(model.parameters()))
     torch.testing.assert_close(found, torch.autograd.grad(model(x).sum(), list(model.parameters())))
