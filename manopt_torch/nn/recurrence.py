@@ -138,17 +138,18 @@ class _Recurrence(torch.autograd.Function):
         d_V, d_W, d_b = (torch.zeros_like(t, memory_format=torch.contiguous_format) for t in (net.V, net.W, net.beta))
         d_h = net.W.new_zeros(net.state_shape)
         for number, chunk in reversed(list(enumerate(_chunks(len(input), ctx.every)))):
-            before = d_h.new_empty(chunk.stop - chunk.start + 1, *d_h.shape)  # the state before each step, and the last
+            size = chunk.stop - chunk.start
+            before, g = d_h.new_empty(2, size + 1, *d_h.shape)  # the state before each step, and the last
             if ctx.whole:
                 output, arguments = kept
                 z = arguments[chunk]
                 _copy_parts(before[0], output[chunk.start - 1] if number else h0)
-                _copy_parts(before[1:], output[chunk])
+                _copy_parts(before[1:size], output[chunk.start : chunk.stop - 1])
             else:
                 z = torch.empty_like(before[1:])
                 before[0] = kept[0][number]
                 _steps(net, chunk, z, before[1:], before[0])
-            g = torch.zeros_like(before)
+            g[0].zero_()
             _copy_parts(g[1:], grad[chunk])
             g[-1] += d_h
             d_z, d_beta = _steps_back(net, chunk, z, g, W_back)
@@ -230,7 +231,10 @@ class _Network(NamedTuple):
 
 def _steps(net: _Network, chunk: slice, z: Tensor, states: Tensor, h: Tensor) -> None:
     """Fill ``z`` with the arguments of σ, and ``states`` with its values, over a chunk that starts from ``h``."""
-    z.copy_((_rows(net.inputs(chunk)) @ net.V).unflatten(1, (len(z), -1)).transpose(0, 1))
+    if len(net.V) == 1:
+        torch.mm(net.inputs(chunk).flatten(0, -2), net.V[0], out=z.flatten(0, -2))
+    else:
+        z.copy_((_rows(net.inputs(chunk)) @ net.V).unflatten(1, (len(z), -1)).transpose(0, 1))
     activate = (_activate_compiled if _compiles(z) else _activate)(net, chunk, z, states, h)
     for t, (argument, state) in enumerate(zip(z.unbind(0), states.unbind(0), strict=True)):
         argument.baddbmm_(h, net.W)
@@ -336,7 +340,11 @@ def _parts(a: Tensor) -> Tensor:
 
 def _copy_parts(out: Tensor, a: Tensor) -> None:
     """Write the parts of ``a`` into ``out``, one dimension of which stands for any number of them in ``a``."""
-    out.copy_(_parts(a).reshape(out.shape))
+    if a.is_complex():
+        for half, part in zip(out.chunk(2, -1), (a.real, a.imag), strict=True):
+            half.copy_(part.reshape(half.shape))
+    else:
+        out.copy_(a.reshape(out.shape))
 
 
 def _write(out: Tensor, parts: Tensor) -> None:
