@@ -37,10 +37,11 @@ SHARED = {
         "unitary_maps", "structured_recurrence"
     ],
     "solvers": ["base"],
+    "stochastic": ["gibbs", "rbm"],
 }  # fmt: skip
 DEPENDENCIES = {"torch", "numpy"}  # install_requires in setup.cfg; everything else is the standard library
 # Modules that are imported only if an extra of setup.cfg is there, and what they need of it.
-OPTIONAL = {"manopt_torch.nn.kernels": {"numba"}}
+OPTIONAL = {"manopt_torch.nn.kernels": {"numba"}, "manopt_torch.stochastic.estimator": {"sklearn"}}
 
 BUDGETS = [  # (pattern, statements without docstrings and imports); the first match counts
     ("manopt_torch/*/__init__.py", None),

@@ -1,0 +1,7 @@
+"""Stochastic networks of truncated Gaussian units (Su, Liao and Carin, 2017)."""
+
+from manopt_torch.stochastic.estimator import TruGRBMEstimator
+from manopt_torch.stochastic.gibbs import Energy, LogPartition
+from manopt_torch.stochastic.rbm import TruGRBM
+
+__all__ = ["Energy", "LogPartition", "TruGRBM", "TruGRBMEstimator"]
