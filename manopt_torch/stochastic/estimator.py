@@ -107,7 +107,7 @@ class TruGRBMEstimator:
         """X as float32 rows, or ValueError."""
         x = torch.as_tensor(np.asarray(X, dtype=np.float32))
         columns = getattr(self, "n_features_in_", None)
-        if x.dim() != 2 or not len(x) or columns not in (None, x.shape[1]):
+        if x.dim() != 2 or not x.numel() or columns not in (None, x.shape[1]):
             raise ValueError(f"X must be (samples, {columns or 'features'}), got shape {tuple(x.shape)}")
         if not x.isfinite().all():
             raise ValueError("X has entries that are not finite")

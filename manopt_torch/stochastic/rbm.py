@@ -13,8 +13,8 @@ from manopt_torch.distributions import TruncatedNormal
 from manopt_torch.nn.trug import TruG
 from manopt_torch.stochastic.gibbs import Energy, LogPartition, mean_bias
 
-#: standard deviation of the first W (Hinton, 2010, section 8)
-WEIGHT_STD = 0.01
+#: √n times the standard deviation of the first W: 0.01 for the 784 pixels of MNIST (Hinton, 2010, section 8)
+WEIGHT_SCALE = 0.3
 #: 1/σ² of all experiments of the paper
 PRECISION = 5.0
 
@@ -123,8 +123,8 @@ class TruGRBM(nn.Module):
 
     @torch.no_grad()
     def reset_parameters(self, generator: torch.Generator | None = None) -> None:
-        """W ~ N(0, 0.01²), b = c = 0, ξ and d where they began."""
-        self.W.normal_(0, WEIGHT_STD, generator=generator)
+        """W ~ N(0, 0.09/num_visible), b = c = 0, ξ and d where they began."""
+        self.W.normal_(0, WEIGHT_SCALE / math.sqrt(self.num_visible), generator=generator)
         self.b.zero_()
         self.c.zero_()
         self.log_precision.copy_(self._start)
