@@ -364,7 +364,11 @@ def _check_before_load(module: nn.Module, state_dict: dict[str, Any], prefix: st
         if value.is_meta:
             continue
         _check_dtype(value.dtype, key)
-        if fault := fault_of(value, slot.manifold):
+        if value.is_complex() and not parameter.is_complex():
+            faults.append(
+                f"{key} is {value.dtype}, the parameter is {parameter.dtype}: the imaginary part would be lost"
+            )
+        elif fault := fault_of(value, slot.manifold):
             nearest = None if slot.on_load == "error" else _nearest(value, slot.manifold)
             if nearest is None:
                 faults.append(f"{key} {fault}")

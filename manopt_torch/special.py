@@ -570,7 +570,9 @@ def cumulative(
     below = torch.where(left, whole[4], 1.0) / torch.where(left, part[4], 1.0)
     above = torch.where(right, whole[5], 1.0) / torch.where(right, part[5], 1.0)
     between = torch.exp(torch.where(left | right, 0.0, part[6] - whole[6]))
-    found = torch.where(left, below, torch.where(right, 1 - above, between))
+    lower = _moments(2, z, s, low, torch.where(inside, value, high))  # where 1 − above would have no digits
+    rest = torch.where(above < 0.5, 1 - above, torch.exp(torch.where(right, lower[6] - whole[6], 0.0)))
+    found = torch.where(left, below, torch.where(right, rest, between))
     edge = torch.where(value.isnan(), value, (value >= high).to(value.dtype))
     return torch.where(inside, found, edge).to(dtype)
 

@@ -202,3 +202,14 @@ def test_under_function_transforms() -> None:
     torch.testing.assert_close(torch.func.vmap(mean_of)(x), mean_of(x))
     slope = torch.func.vmap(torch.func.grad(mean_of))(x)
     torch.testing.assert_close(slope, TruncatedNormal(x, 0.5, 0.0, 1.0).variance / 0.25)
+
+
+@pytest.mark.parametrize(
+    ("loc", "low", "x"), [(40.0, -1.0, 0.0), (40.0, -1.0, -0.99), (10.0, -30.0, -5.0), (20.0, -1.0, 0.5)]
+)
+def test_small_probabilities_below_a_point_have_their_digits(loc, low, x):
+    with mp.workdps(60):
+        cut = [mp.ncdf(mp.mpf(t) - mp.mpf(loc)) for t in (low, x, 1.0)]
+        expected = float((cut[1] - cut[0]) / (cut[2] - cut[0]))
+    d = TruncatedNormal(torch.tensor(loc, dtype=torch.float64), 1.0, low, 1.0)
+    assert d.cdf(torch.tensor(x, dtype=torch.float64)).item() == pytest.approx(expected, rel=1e-9)

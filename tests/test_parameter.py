@@ -1073,3 +1073,12 @@ def test_what_is_no_module_is_told_what_to_write(function, wrap) -> None:
 def test_views_of_the_manifold_are_what_view_for_says() -> None:
     conv = constrain(nn.Conv2d(2, 3, 3), "weight", Stiefel())
     assert list(named_manifolds(conv)) == [("weight", view_for(Stiefel(), (3, 2, 3, 3)))]
+
+
+def test_a_complex_value_is_not_loaded_into_a_real_parameter() -> None:
+    """torch would drop the imaginary part, and leave the manifold."""
+    layer = constrain(nn.Linear(3, 3, bias=False), "weight", Unitary())
+    value = {"weight": Unitary().random(3, 3, dtype=torch.complex64)}
+    with pytest.raises(ValueError, match=r"torch\.complex64.* imaginary part"):
+        layer.load_state_dict(value)
+    assert max_residual(layer) < 1e-5

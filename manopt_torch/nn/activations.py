@@ -6,19 +6,25 @@ import torch
 from torch import Tensor, nn
 
 from manopt_torch.nn.init import uniform_
+from manopt_torch.precision import widen
 
 #: both epsilons of the soft modReLU, which bound its slope by 1 + b/√EPSILON
 EPSILON = 1e-5
+#: |z|² up to which the exact modReLU takes z for zero
+TINY = 1e-36
 #: half-width of the uniform distribution that the bias starts from (Wisdom et al., 2016, released code)
 BIAS_BOUND = 0.01
 
 
 def modrelu(z: Tensor, bias: Tensor, hard: bool = False) -> Tensor:
     """modReLU of ``z`` with ``bias`` broadcast against it; see :class:`ModReLU`."""
+    dtype, z, bias = torch.promote_types(z.dtype, bias.dtype), widen(z), widen(bias)
     if hard:
-        return z.sgn() * torch.relu(z.abs() + bias)
+        zero = z.abs().square() <= TINY
+        r = torch.where(zero, 1, z).abs()  # second derivatives too are finite
+        return torch.where(zero, 0, z * (torch.relu(r + bias) / r)).to(dtype)
     s = (z.abs().square() + EPSILON).sqrt()
-    return z * (torch.relu(s + bias) / (s + EPSILON))
+    return (z * (torch.relu(s + bias) / (s + EPSILON))).to(dtype)
 
 
 class ModReLU(nn.Module):

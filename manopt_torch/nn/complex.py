@@ -8,6 +8,8 @@ from typing import TypeVar
 import torch
 from torch import Tensor, nn
 
+from manopt_torch.precision import WIDER
+
 Module = TypeVar("Module", bound="ComplexModule")
 
 
@@ -17,18 +19,19 @@ class ComplexModule(nn.Module):
     torch's own conversions skip complex tensors, or drop their imaginary parts.
 
     Raises:
-        TypeError: for a conversion to bfloat16, of which there are no complex numbers.
+        TypeError: for a conversion to half precision, of whose complex numbers torch has too little.
     """
 
     def _apply(self: Module, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Module:
         def convert(t: Tensor) -> Tensor:
             out = fn(torch.view_as_real(t.resolve_conj()) if t.is_complex() else t)
             out = out.real if out.is_complex() else out  # .to(complex128)
-            if t.is_complex() and out.dtype == torch.bfloat16:
-                raise TypeError(
-                    f"{type(self).__name__} cannot be bfloat16, as there are no such complex numbers; its parameters "
-                    "may be complex64 or complex128, that is .float() or .double()"
-                )
             return torch.view_as_complex(out.contiguous()) if t.is_complex() else out
 
+        found = next((p for p in self.parameters() if p.is_complex()), None)
+        if found is not None and (dtype := fn(torch.view_as_real(found.detach()[:0].resolve_conj())).dtype) in WIDER:
+            raise TypeError(
+                f"{type(self).__name__} cannot be {dtype}, as torch lacks such complex numbers, or most of their "
+                "operations; its parameters may be complex64 or complex128, that is .float() or .double()"
+            )
         return super()._apply(convert, recurse)

@@ -28,8 +28,10 @@ def phases(theta: Tensor) -> Tensor:
 def unit(v: Tensor) -> Tensor:
     """v / ‖v‖ over the last dimension, and 0 where v = 0, of which the reflection is the identity."""
     parts = torch.view_as_real(v.resolve_conj()).flatten(-2) if v.is_complex() else v
-    square = parts.square().sum(-1, keepdim=True)
-    return v * torch.where(square > 0, square, 1).rsqrt()
+    largest = parts.detach().abs().amax(-1, keepdim=True)  # lest squares over- or underflow
+    largest = torch.where(largest > 0, largest, 1)
+    square = (parts / largest).square().sum(-1, keepdim=True)
+    return v / largest * torch.where(square > 0, square, 1).rsqrt()
 
 
 def scale(h: Tensor, d: Tensor) -> Tensor:

@@ -97,12 +97,11 @@ def _rotations_(tensor: Tensor, name: str, low: float, high: float, generator: t
     real = tensor.dtype.to_real()
     t = torch.empty(*P, N // 2, dtype=real, device=tensor.device).uniform_(low, high, generator=generator)
     top = torch.arange(0, N - 1, 2, device=tensor.device)
-    tensor.zero_()
-    tensor.diagonal(dim1=-2, dim2=-1).fill_(1)
-    tensor[..., top, top] = tensor[..., top + 1, top + 1] = t.cos().to(tensor.dtype)
-    tensor[..., top, top + 1] = -t.sin().to(tensor.dtype)
-    tensor[..., top + 1, top] = t.sin().to(tensor.dtype)
-    return tensor
+    value = torch.eye(N, dtype=real, device=tensor.device).repeat(*P, 1, 1)
+    value[..., top, top] = value[..., top + 1, top + 1] = t.cos()
+    value[..., top, top + 1] = -t.sin()
+    value[..., top + 1, top] = t.sin()
+    return tensor.copy_(value)
 
 
 def _square(tensor: Tensor, name: str) -> tuple[int, ...]:

@@ -14,7 +14,14 @@ import numpy as np
 
 #: results may differ by the order of additions, but NaN and infinity stay what they are
 FASTMATH = {"contract", "reassoc", "nsz", "arcp", "afn"}
-_compiled: Any = numba.njit(cache=True, fastmath=FASTMATH, error_model="numpy")
+
+
+def _compiled(function: Any) -> Any:
+    options: dict[str, Any] = {"fastmath": FASTMATH, "error_model": "numpy"}
+    try:
+        return numba.njit(cache=True, **options)(function)
+    except RuntimeError:  # there is no folder to write to
+        return numba.njit(**options)(function)
 
 
 @_compiled
@@ -29,13 +36,15 @@ def activate(t, z, states, first, beta, epsilon, floor, mask):  # type: ignore[n
                 y[:] = before[p, row]
             elif a.size == units:
                 for i in range(units):
-                    q = b[i] / (math.sqrt(max(a[i] * a[i] + epsilon, floor)) + epsilon)
-                    y[i] = a[i] * (one + (-one if q < -one else q))
+                    square = a[i] * a[i] + epsilon
+                    q = b[i] / (math.sqrt(max(square, floor)) + epsilon)
+                    y[i] = a[i] * (one + (-one if q < -one or square <= floor else q))
             else:
                 for i in range(units):
                     re, im = a[i], a[units + i]
-                    q = b[i] / (math.sqrt(max(re * re + im * im + epsilon, floor)) + epsilon)
-                    scale = one + (-one if q < -one else q)
+                    square = re * re + im * im + epsilon
+                    q = b[i] / (math.sqrt(max(square, floor)) + epsilon)
+                    scale = one + (-one if q < -one or square <= floor else q)
                     y[i], y[units + i] = scale * re, scale * im
 
 

@@ -6,18 +6,17 @@ import contextlib
 import functools
 import importlib
 import importlib.util
+import warnings
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from manopt_torch.nn.activations import EPSILON, modrelu
+from manopt_torch.nn.activations import EPSILON, TINY, modrelu
 
 #: steps that are computed between two passes over memory: what they touch stays in a core's cache
 CHUNK = 32
-#: |z|² up to which the exact modReLU takes z for zero
-TINY = 1e-36
 
 
 def unitary_recurrence(
@@ -36,7 +35,7 @@ def unitary_recurrence(
     Shapes, with T steps, B sequences, M inputs, N units and any batch *P of independent networks: ``input`` x
     (T, *P, B, M), real or of the weights' dtype; ``weight_ih`` V (*P, N, M); ``weight_hh`` W (*P, N, N); ``bias`` b
     (*P, N), real; ``h0`` (*P, B, N); result (T, *P, B, N). ``mask`` (T, *P, B) is True where a sequence has a step;
-    where it is False, the state stays as it is. Nothing here asks that W be unitary, or complex.
+    where it is False, the state stays as it is, whatever the input. Nothing here asks that W be unitary, or complex.
 
     Real arithmetic on [Re | Im], in chunks of steps: one product for the inputs of a chunk, one product and one
     elementwise kernel for each step (a few, on a GPU or where numba is not installed), one product for the gradient of
@@ -47,16 +46,59 @@ def unitary_recurrence(
     the first reverse derivative take a plain loop over the steps.
 
     Raises:
-        ValueError: for a ``checkpoint_every`` below 1.
+        ValueError: for tensors whose shapes do not fit each other, or a ``checkpoint_every`` below 1.
+        TypeError: for tensors whose dtypes do not fit each other, or a ``checkpoint_every`` that is not a whole number.
     """
-    if checkpoint_every is not None and checkpoint_every < 1:
-        raise ValueError(f"checkpoint_every is a number of steps, at least 1, got {checkpoint_every}")
-    if needs_plain_loop():
-        return _loop(input, weight_ih, weight_hh, bias, h0, mask, hard)
-    device = h0.device.type
-    with torch.autocast(device, enabled=False) if torch.amp.is_autocast_available(device) else contextlib.nullcontext():
+    check_checkpoint_every(checkpoint_every)
+    *P, N, M = weight_ih.shape
+    check_tensors(input, h0, bias, mask, weight_ih, (len(input), *P, h0.shape[-2] if h0.dim() > 1 else 0, M, N))
+    check_tensor("weight_hh", weight_hh, (*P, N, N), weight_ih.dtype)
+    if mask is not None:
+        input = input.masked_fill(~mask.unsqueeze(-1), 0)  # NaN times zero is NaN
+    with no_autocast(h0.device):
+        if needs_plain_loop() or h0.numel() == 0:
+            return _loop(input, weight_ih, weight_hh, bias, h0, mask, hard)
         states: Tensor = _Recurrence.apply(input, weight_ih, weight_hh, bias, h0, mask, hard, checkpoint_every)
     return states
+
+
+def no_autocast(device: torch.device) -> contextlib.AbstractContextManager[Any]:
+    """Autocast switched off, where the device has it."""
+    if torch.amp.is_autocast_available(device.type):
+        return torch.autocast(device.type, enabled=False)
+    return contextlib.nullcontext()
+
+
+def check_checkpoint_every(steps: int | None) -> None:
+    """Raise for what is not None or a number of steps."""
+    if steps is None:
+        return
+    if not isinstance(steps, int) or isinstance(steps, bool):
+        raise TypeError(f"checkpoint_every is a whole number of steps or None, got {steps!r}")
+    if steps < 1:
+        raise ValueError(f"checkpoint_every is a number of steps, at least 1, got {steps}")
+
+
+def check_tensors(
+    input: Tensor, h0: Tensor, bias: Tensor, mask: Tensor | None, weight_ih: Tensor, sizes: tuple[int, ...]
+) -> None:
+    """Raise unless these fit ``weight_ih`` (*P, N, M); ``sizes`` are (T, *P, B, M, N)."""
+    T, *P, B, M, N = sizes
+    dtype = weight_ih.dtype
+    real = {torch.complex64: torch.float32, torch.complex128: torch.float64}.get(dtype, dtype)
+    check_tensor("h0", h0, (*P, B, N), dtype)
+    check_tensor("input", input, (T, *P, B, M), dtype, real)
+    check_tensor("bias", bias, (*P, N), real)
+    if mask is not None:
+        check_tensor("mask", mask, (T, *P, B), torch.bool)
+
+
+def check_tensor(name: str, t: Tensor, shape: tuple[int, ...], *dtypes: torch.dtype) -> None:
+    """Raise ``ValueError`` unless ``t`` has ``shape``, ``TypeError`` unless it has one of ``dtypes``."""
+    if tuple(t.shape) != shape:
+        raise ValueError(f"{name} must have shape {shape}, as the other tensors have theirs, got {tuple(t.shape)}")
+    if t.dtype not in dtypes:
+        raise TypeError(f"{name} must be {' or '.join(map(str, dict.fromkeys(dtypes)))}, got {t.dtype}")
 
 
 def needs_plain_loop() -> bool:
@@ -65,13 +107,20 @@ def needs_plain_loop() -> bool:
         torch.compiler.is_compiling()
         or torch._C._are_functorch_transforms_active()
         or torch.autograd.forward_ad._current_level >= 0
+        or torch._C._len_torch_dispatch_stack() > 0
     )
 
 
 @functools.cache
 def kernels() -> Any:
-    """The module of compiled kernels; None if numba is not installed."""
-    return importlib.import_module("manopt_torch.nn.kernels") if importlib.util.find_spec("numba") else None
+    """The module of compiled kernels; None if numba is not installed, or cannot be imported."""
+    if importlib.util.find_spec("numba") is None:
+        return None
+    try:
+        return importlib.import_module("manopt_torch.nn.kernels")
+    except ImportError as error:
+        warnings.warn(f"unitary recurrences run without compiled kernels: {error}", stacklevel=2)
+        return None
 
 
 def _loop(
@@ -128,6 +177,11 @@ class _Recurrence(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        with no_autocast(grad.device):
+            return _Recurrence.gradients(ctx, grad)
+
+    @staticmethod
+    def gradients(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         input, weight_ih, weight_hh, bias, h0, mask, *kept = ctx.saved_tensors
         if torch.is_grad_enabled() or torch._C._functorch.is_legacy_batchedtensor(grad):
             return _differentiable_gradient(ctx, (input, weight_ih, weight_hh, bias, h0), mask, grad)
@@ -335,7 +389,7 @@ def _rows(a: Tensor) -> Tensor:
 
 def _parts(a: Tensor) -> Tensor:
     """[Re | Im] along the last dimension of a complex tensor; a real one as it is."""
-    return torch.cat((a.real, a.imag), -1) if a.is_complex() else a
+    return torch.cat((a.real, a.imag), -1) if a.is_complex() else a.resolve_neg()
 
 
 def _copy_parts(out: Tensor, a: Tensor) -> None:

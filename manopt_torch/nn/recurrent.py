@@ -14,6 +14,7 @@ from torch.nn.utils.rnn import PackedSequence
 from manopt_torch.nn.activations import ModReLU
 from manopt_torch.nn.complex import ComplexModule
 from manopt_torch.nn.init import glorot_uniform_, uniform_
+from manopt_torch.nn.recurrence import check_checkpoint_every
 
 
 class UnitaryCell(ComplexModule, abc.ABC):
@@ -27,8 +28,10 @@ class UnitaryCell(ComplexModule, abc.ABC):
     ) -> None:
         super().__init__()
         check_sizes(type(self).__name__, input_size=input_size, hidden_size=hidden_size)
-        if not (dtype.is_complex or dtype.is_floating_point):
-            raise ValueError(f"dtype of {type(self).__name__} must be complex or floating point, got {dtype}")
+        if dtype == torch.complex32 or not (dtype.is_complex or dtype.is_floating_point):
+            raise ValueError(
+                f"dtype of {type(self).__name__} must be complex64, complex128 or floating point, got {dtype}"
+            )
         self.input_size = input_size
         self.hidden_size = hidden_size
         self.weight_ih = nn.Parameter(torch.empty(hidden_size, input_size, dtype=dtype, device=device))
@@ -72,6 +75,7 @@ class UnitaryLayers(nn.Module):
 
     def __init__(self, cells: Sequence[UnitaryCell], batch_first: bool, checkpoint_every: int | None = None) -> None:
         super().__init__()
+        check_checkpoint_every(checkpoint_every)
         self.cells: Any = nn.ModuleList(cells)
         self.batch_first = batch_first
         self.checkpoint_every = checkpoint_every
@@ -167,7 +171,9 @@ def check_input(name: str, input: Tensor, cell: UnitaryCell, dims: tuple[int, ..
     if input.dim() not in dims or input.shape[-1] != cell.input_size:
         raise ValueError(f"input of {name} must have shape {wanted}, got {tuple(input.shape)}")
     dtype, real = cell.weight_ih.dtype, cell.modrelu.bias.dtype
-    if input.dtype not in (dtype, real) and not torch.is_autocast_enabled(input.device.type):
+    if input.dtype in (dtype, real):
+        return
+    if not (input.is_floating_point() and torch.is_autocast_enabled(input.device.type)):
         raise TypeError(
             f"input of {name} must be {' or '.join(sorted({str(real), str(dtype)}))}, as the weights are {dtype}, got "
             f"{input.dtype}: convert the input, or the layer with .double() or .float()"

@@ -45,6 +45,10 @@ class RestrictedUnitaryRNNCell(UnitaryCell):
         device: torch.device | str | None = None,
     ) -> None:
         super().__init__(input_size, hidden_size, hard=hard, dtype=dtype, device=device)
+        if isinstance(unitary, UnitaryMap):
+            raise TypeError(
+                f"unitary must make a map, got one: pass the class, or functools.partial({type(unitary).__name__}, …)"
+            )
         made = unitary(hidden_size, dtype=dtype, device=device)
         if not isinstance(made, UnitaryMap):
             raise TypeError(f"unitary must make a UnitaryMap, as RestrictedUnitary does, got {type(made).__name__}")

@@ -9,9 +9,9 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from manopt_torch.nn.activations import EPSILON, modrelu
+from manopt_torch.nn.activations import EPSILON, TINY, modrelu
 from manopt_torch.nn.factors import Product
-from manopt_torch.nn.recurrence import TINY, kernels, needs_plain_loop
+from manopt_torch.nn.recurrence import check_tensor, check_tensors, kernels, needs_plain_loop, no_autocast
 from manopt_torch.nn.unitary_maps import UnitaryMap
 
 #: numbers in the states of a chunk of steps, for which the backward pass computes together what can be: cache-sized
@@ -40,10 +40,22 @@ def structured_recurrence(
 
     Differentiable any number of times, in reverse and forward mode, and under ``torch.func``; all but the first reverse
     derivative take a plain loop over the steps.
+
+    Raises:
+        ValueError: for tensors whose shapes do not fit each other and the map.
+        TypeError: for tensors whose dtypes do not fit each other and the map.
     """
-    with torch.autocast(h0.device.type, enabled=False):
+    *P, N, M = weight_ih.shape
+    factors = unitary.factors()
+    check_tensor("weight_ih", weight_ih, (*unitary.batch_shape, unitary.size, M), factors[0].dtype)
+    check_tensors(input, h0, bias, mask, weight_ih, (len(input), *P, h0.shape[-2] if h0.dim() > 1 else 0, M, N))
+    if mask is not None:
+        input = input.masked_fill(~mask.unsqueeze(-1), 0)  # NaN times zero is NaN
+    with no_autocast(h0.device):
         x = input.to(weight_ih.dtype)
-        arguments: Any = (x, weight_ih, bias, h0, mask, hard, type(unitary), *unitary.factors())
+        if h0.numel() == 0:
+            return x @ weight_ih.mT  # no sequence
+        arguments: Any = (x, weight_ih, bias, h0, mask, hard, type(unitary), *factors)
         if needs_plain_loop():
             return _loop(*arguments)
         states: Tensor = _Recurrence.apply(*arguments)
@@ -96,6 +108,11 @@ class _Recurrence(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        with no_autocast(grad.device):
+            return _Recurrence.gradients(ctx, grad)
+
+    @staticmethod
+    def gradients(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         input, weight_ih, bias, h0, mask, arguments, states, *factors = ctx.saved_tensors
         if torch.is_grad_enabled() or torch._C._functorch.is_legacy_batchedtensor(grad):
             return _differentiable_gradient(ctx, (input, weight_ih, bias, h0), mask, factors, grad)
@@ -118,7 +135,7 @@ class _Recurrence(torch.autograd.Function):
                 torch.matmul(d_z, weight_ih.conj(), out=d_input[chunk])
             if any(ctx.needs_input_grad[7:]):
                 before = states[start - 1 : stop - 1] if start else torch.cat([h0.unsqueeze(0), states[: stop - 1]])
-                products = arguments[chunk] - input[chunk] @ weight_ih.mT
+                products = ctx.kind.product(before, *factors)  # a difference of the arguments and V x loses digits
                 parts = ctx.kind.factor_gradients(before, products, d_z, backs, *factors)
                 d_factors = [
                     part if total is None else total + part for total, part in zip(d_factors, parts, strict=True)
@@ -172,7 +189,8 @@ def _steps_back_compiled(
     adjoint: Product, z: Tensor, grad: Tensor, d_h: Tensor, bias: Tensor, hard: bool, mask: Tensor | None
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """:func:`_steps_back` in one pass over memory for each step, besides the product."""
-    d_z, d_bias, held, backs = torch.empty_like(z), torch.zeros_like(bias), torch.empty_like(z[0]), []
+    d_bias = torch.zeros_like(bias, memory_format=torch.contiguous_format)
+    d_z, held, backs = torch.empty_like(z), torch.empty_like(z[0]), []
     fixed = _fixed(bias, hard, mask)
     arrays = _array(z, len(z)), _array(grad, len(z))
     rest = _array(held), _array(d_z, len(z)), d_bias.reshape(-1, bias.shape[-1]).numpy()

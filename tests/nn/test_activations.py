@@ -139,3 +139,8 @@ def test_errors_name_what_came():
 def test_repr():
     assert repr(ModReLU(3)) == "ModReLU(3)"
     assert repr(ModReLU(3, hard=True)) == "ModReLU(3, hard=True)"
+
+
+def test_half_precision_is_computed_one_step_up():
+    z = torch.full((2,), 300.0, dtype=torch.float16)  # its square overflows
+    assert torch.equal(ModReLU(2, dtype=torch.float16)(z), torch.full_like(z, 300.0))

@@ -194,6 +194,90 @@ def test_nan_comes_through(kernels, where):
     assert unitary_recurrence(*own)[-1].isnan().any()
 
 
+def test_nothing_depends_on_masked_input(kernels):
+    own, mask = tensors()
+    clean = unitary_recurrence(*own, mask)
+    with torch.no_grad():
+        own[0][~mask] = float("nan")
+    states = unitary_recurrence(*own, mask)
+    torch.testing.assert_close(states, clean, rtol=0, atol=0)
+    gradients = torch.autograd.grad(states.abs().sum(), own)
+    assert all(g.isfinite().all() for g in gradients)
+
+
+@pytest.mark.parametrize("dtype", [torch.complex64, torch.float32])
+def test_autocast_changes_nothing(dtype, kernels):
+    own, _ = tensors(dtype=dtype)
+    own[3] = own[3].detach().float().requires_grad_()
+    own[4] = own[4].detach().requires_grad_()
+
+    def results():
+        states = unitary_recurrence(*own)
+        mapped = torch.vmap(lambda h: unitary_recurrence(*own[:4], h))(own[4].unsqueeze(0))
+        first = torch.autograd.grad(states.abs().sum(), own, create_graph=True)
+        return [states, mapped, *first, *torch.autograd.grad(unitary_recurrence(*own).abs().sum(), own)]
+
+    wanted = results()
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        found = results()
+    for one, other in zip(found, wanted, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-6 * other.abs().max().item())
+
+
+def test_no_sequences(kernels):
+    own, _ = tensors(B=0)
+    states = unitary_recurrence(*own)
+    assert states.shape == (7, 0, 4)
+    assert all(
+        g.abs().sum() == 0 for g in torch.autograd.grad(states.abs().sum(), own, allow_unused=True) if g is not None
+    )
+
+
+def test_second_derivatives_of_the_exact_modrelu_at_zero():
+    own, _ = tensors()
+    with torch.no_grad():
+        own[0][0], own[4][:] = 0, 0
+    states = unitary_recurrence(*own, hard=True)
+    first = torch.autograd.grad(states.abs().square().sum(), own, create_graph=True)
+    second = torch.autograd.grad(sum(g.abs().square().sum() for g in first), own)
+    assert all(g.isfinite().all() for g in second)
+
+
+def test_kernels_are_left_where_they_cannot_be_imported(monkeypatch):
+    def refuse(name):
+        raise ImportError("Numba needs NumPy 2.2 or less")
+
+    monkeypatch.setattr(recurrence.importlib, "import_module", refuse)
+    monkeypatch.setattr(recurrence.importlib.util, "find_spec", lambda name: object())
+    with pytest.warns(UserWarning, match=r"without compiled kernels: Numba needs NumPy 2\.2"):
+        assert recurrence.kernels.__wrapped__() is None
+
+
+@pytest.mark.parametrize(
+    ("position", "change", "message"),
+    [
+        (0, lambda t: t[:, 0], r"input must have shape \(7, 2, 3\)"),
+        (0, lambda t: t[..., :2], r"input must have shape \(7, 2, 3\).* got \(7, 2, 2\)"),
+        (2, lambda t: t[:3], r"weight_hh must have shape \(4, 4\).* got \(3, 4\)"),
+        (3, lambda t: t[:2], r"bias must have shape \(4,\).* got \(2,\)"),
+        (3, lambda t: t.repeat(2), r"bias must have shape \(4,\).* got \(8,\)"),
+        (4, lambda t: t.mT, r"input must have shape \(7, 4, 3\)|h0 must have shape"),
+        (4, lambda t: t[0], r"h0 must have shape \(0, 4\).* got \(4,\)"),
+        (5, lambda t: t.mT, r"mask must have shape \(7, 2\).* got \(2, 7\)"),
+        (3, lambda t: t.float(), r"bias must be torch\.float64, got torch\.float32"),
+        (4, lambda t: t.real, r"h0 must be torch\.complex128, got torch\.float64"),
+        (5, lambda t: t.double(), r"mask must be torch\.bool, got torch\.float64"),
+        (2, lambda t: t.real, r"weight_hh must be torch\.complex128, got torch\.float64"),
+    ],
+)
+def test_tensors_that_do_not_fit_are_refused(position, change, message):
+    own, mask = tensors()
+    arguments = [*own, mask]
+    arguments[position] = change(arguments[position])
+    with pytest.raises((ValueError, TypeError), match=message):
+        unitary_recurrence(*arguments)
+
+
 @pytest.mark.parametrize("checkpoint_every", [None, 10])
 def test_bytes_kept(checkpoint_every):
     own, _ = tensors(T=100, B=5, M=1, N=8)
@@ -222,3 +306,5 @@ def test_checkpoint_every_needs_a_step():
     own, _ = tensors()
     with pytest.raises(ValueError, match="at least 1, got 0"):
         unitary_recurrence(*own, checkpoint_every=0)
+    with pytest.raises(TypeError, match=r"whole number of steps or None, got 2\.5"):
+        unitary_recurrence(*own, checkpoint_every=2.5)

@@ -232,3 +232,60 @@ def test_single_precision_over_many_steps():
     )
     assert states.dtype == torch.complex64
     torch.testing.assert_close(states.to(torch.complex128), exact, rtol=1e-3, atol=1e-3)
+
+
+@pytest.mark.usefixtures("kernels")
+def test_a_bias_in_any_layout_has_its_gradient():
+    P = (2, 3)
+    unitary = RestrictedUnitary(4, batch_shape=P, dtype=torch.complex128)
+    x, V = torch.randn(5, *P, 2, 2, dtype=torch.float64), torch.randn(*P, 4, 2, dtype=torch.complex128)
+    h0 = torch.randn(*P, 2, 4, dtype=torch.complex128)
+    bias = torch.randn(*P, 4, dtype=torch.float64) * 0.1
+    gradients = []
+    for b in (bias, bias.transpose(0, 1).contiguous().transpose(0, 1)):
+        b = b.detach().requires_grad_()
+        gradients.append(torch.autograd.grad(structured_recurrence(x, V, unitary, b, h0).abs().sum(), b)[0])
+    assert gradients[0].abs().min() > 0
+    torch.testing.assert_close(*gradients)
+
+
+@pytest.mark.usefixtures("kernels")
+def test_masked_input_may_be_anything_and_no_sequence_is_none():
+    unitary = RestrictedUnitary(4)
+    V = torch.randn(4, 2, dtype=torch.complex64, requires_grad=True)
+    b, h0 = torch.zeros(4, requires_grad=True), torch.randn(3, 4, dtype=torch.complex64)
+    x, mask = torch.randn(5, 3, 2), torch.ones(5, 3, dtype=torch.bool)
+    mask[3:, 1] = False
+    x[3:, 1] = float("nan")
+    structured_recurrence(x, V, unitary, b, h0, mask).abs().sum().backward()
+    for p in (V, b, *unitary.parameters()):
+        assert p.grad.isfinite().all()
+    assert structured_recurrence(x[:, :0], V, unitary, b, h0[:0]).shape == (5, 0, 4)
+
+
+def test_gradient_of_w_beside_large_inputs():
+    """W h has its digits although V x is a million times as large."""
+    gradients = []
+    for dtype in (torch.complex64, torch.complex128):
+        torch.manual_seed(0)
+        unitary = RestrictedUnitary(4, dtype=torch.complex128)
+        unitary = unitary.float() if dtype == torch.complex64 else unitary
+        V, h0 = torch.randn(4, 1, dtype=torch.complex128).to(dtype), torch.randn(1, 4, dtype=torch.complex128).to(dtype)
+        x = torch.tensor([1.0, -0.5, 1e6], dtype=torch.float64).reshape(3, 1, 1).to(dtype.to_real())
+        states = structured_recurrence(x, V, unitary, torch.zeros(4, dtype=x.dtype), h0)
+        gradients.append(torch.autograd.grad(states[-1].real.sum(), unitary.theta)[0].double())
+    torch.testing.assert_close(*gradients, rtol=1e-3, atol=1e-3 * gradients[1].abs().max().item())
+
+
+def test_tensors_that_do_not_fit_are_refused():
+    unitary = RestrictedUnitary(4)
+    V, b, h0 = torch.randn(4, 2, dtype=torch.complex64), torch.zeros(4), torch.zeros(3, 4, dtype=torch.complex64)
+    x = torch.randn(5, 3, 2)
+    for arguments, message in (
+        ((x, V[:3], unitary, b, h0), r"weight_ih must have shape \(4, 2\)"),
+        ((x, V, unitary, b.repeat(1000), h0), r"bias must have shape \(4,\)"),
+        ((x, V, unitary, b, h0[:1]), r"input must have shape \(5, 1, 2\)"),
+        ((x, V.to(torch.complex128), unitary, b, h0), r"weight_ih must be torch\.complex64"),
+    ):
+        with pytest.raises((ValueError, TypeError), match=message):
+            structured_recurrence(*arguments)

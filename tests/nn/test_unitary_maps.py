@@ -345,3 +345,12 @@ def test_repr():
     assert repr(RestrictedUnitary(4)) == "RestrictedUnitary(4)"
     assert repr(HouseholderUnitary(4, 2)) == "HouseholderUnitary(4, num_factors=2)"
     assert repr(GivensUnitary(4, 2, batch_shape=(3,))) == "GivensUnitary(4, batch_shape=(3,), num_layers=2)"
+
+
+@pytest.mark.parametrize("size", [1e-30, 1e-22, 1e22, 1e30])
+def test_reflections_of_any_length_are_the_same(size):
+    for unitary in (RestrictedUnitary(8), HouseholderUnitary(8, 3), HouseholderUnitary(8, 3, dtype=torch.float32)):
+        W = unitary.matrix()
+        with torch.no_grad():
+            unitary.reflection.mul_(size)
+        torch.testing.assert_close(unitary.matrix(), W, rtol=0, atol=2e-6)
