@@ -17,7 +17,7 @@ from typing import Any
 import lightning as L
 import torch
 import torch.nn.functional as F
-from harness.cli import parse, training_parser
+from harness.cli import at_least, parse, positive, training_parser
 from harness.data import TEST, VALIDATION, fresh, generated
 from harness.models import MODELS, STARTS, SequenceModel, count_parameters, paper_size
 from harness.plots import learning_curve
@@ -78,13 +78,13 @@ def run(args: Namespace) -> dict[str, Any]:
 def main(argv: list[str] | None = None) -> None:
     """Command line: see ``--help``."""
     parser = training_parser("adding", __doc__, lr=2e-3, lr_manifold=2e-4, batch=50, iterations=4000)
-    parser.add_argument("--length", type=int, default=100, metavar="T", help="steps (%(default)s)")
+    parser.add_argument("--length", type=at_least(2), default=100, metavar="T", help="steps (%(default)s)")
     parser.add_argument("--model", default="full", choices=MODELS, help="(%(default)s)")
-    parser.add_argument("--hidden", type=int, help="units N (the paper's, by model)")
+    parser.add_argument("--hidden", type=positive, help="units N (the paper's, by model)")
     parser.add_argument("--init", default="henaff", choices=STARTS, help="start of W, full and frozen (%(default)s)")
-    parser.add_argument("--fresh", type=int, default=1000, help="sequences of the result (%(default)s)")
+    parser.add_argument("--fresh", type=positive, default=1000, help="sequences of the result (%(default)s)")
     parser.add_argument("--study", action="store_true", help="all models, three seeds each; a table of their errors")
-    parser.add_argument("--jobs", type=int, default=2, help="processes of --study (%(default)s)")
+    parser.add_argument("--jobs", type=positive, default=2, help="processes of --study (%(default)s)")
     args = parse(parser, argv, PRESETS)
     if args.study:
         variants = {name: {"model": name, "hidden": args.hidden or paper_size("adding", name)} for name in MODELS}

@@ -15,7 +15,7 @@ from functools import partial
 from pathlib import Path
 
 import torch
-from harness.cli import new_folder, positive
+from harness.cli import at_least, new_folder, positive
 from matplotlib.figure import Figure
 from torch import Tensor
 
@@ -83,7 +83,7 @@ def main(argv: list[str] | None = None) -> dict[str, dict[int, Capacity]]:
     """Command line: see ``--help``. Returns what :func:`measure` found."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     add = parser.add_argument
-    add("--largest", type=positive, default=12, metavar="N", help="sizes from 2 up to this one (%(default)s)")
+    add("--largest", type=at_least(2), default=12, metavar="N", help="sizes from 2 up to this one (%(default)s)")
     add("--points", type=positive, default=3, help="where each Jacobian is evaluated (%(default)s)")
     add("--seed", type=int, default=0, help="of these points (%(default)s)")
     add("--out", type=Path, metavar="FOLDER", help="where results go (a new one under runs/)")

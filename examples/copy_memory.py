@@ -18,7 +18,7 @@ from typing import Any
 import lightning as L
 import torch
 import torch.nn.functional as F
-from harness.cli import parse, training_parser
+from harness.cli import parse, positive, training_parser
 from harness.data import CONFIRMATION, TEST, VALIDATION, fresh, generated
 from harness.models import MODELS, STARTS, SequenceModel, count_parameters, paper_size
 from harness.plots import learning_curve
@@ -54,6 +54,11 @@ def copy_task(delay: int, batch: int, generator: torch.Generator) -> tuple[Tenso
 def baseline(delay: int) -> float:
     """Cross-entropy of a network without memory, a mean over all steps."""
     return SYMBOLS * math.log(KINDS) / (delay + 2 * SYMBOLS)
+
+
+def validated_every(delay: int) -> int:
+    """Iterations between two validations: short delays are learned in a few dozen."""
+    return min(100, max(10, delay // 5))
 
 
 class CopyMemory(Sequences):
@@ -97,18 +102,18 @@ def run(args: Namespace) -> dict[str, Any]:
 def main(argv: list[str] | None = None) -> None:
     """Command line: see ``--help``."""
     parser = training_parser(
-        "copy_memory", __doc__, lr=1e-3, batch=20, iterations=2000, optimizer="paper", schedule="constant"
+        "copy_memory", __doc__, lr=1e-3, batch=20, iterations=2000, every=None, optimizer="paper", schedule="constant"
     )
-    parser.add_argument("--delay", type=int, default=200, metavar="T", help="steps of silence (%(default)s)")
+    parser.add_argument("--delay", type=positive, default=200, metavar="T", help="steps of silence (%(default)s)")
     parser.add_argument("--model", default="full", choices=MODELS, help="(%(default)s)")
-    parser.add_argument("--hidden", type=int, help="units N (the paper's, by model)")
+    parser.add_argument("--hidden", type=positive, help="units N (the paper's, by model)")
     parser.add_argument(
         "--init", default="restricted", choices=STARTS, help="start of W, full and frozen (%(default)s)"
     )
-    parser.add_argument("--fresh", type=int, default=1000, help="sequences of the final count (%(default)s)")
+    parser.add_argument("--fresh", type=positive, default=1000, help="sequences of the final count (%(default)s)")
     parser.add_argument("--study", action="store_true", help="all models, three seeds each; a table of their recall")
-    parser.add_argument("--jobs", type=int, default=2, help="processes of --study (%(default)s)")
-    args = parse(parser, argv, PRESETS)
+    parser.add_argument("--jobs", type=positive, default=2, help="processes of --study (%(default)s)")
+    args = parse(parser, argv, PRESETS, every=lambda args: validated_every(args.delay))
     if args.study:
         variants = {name: {"model": name, "hidden": args.hidden or paper_size("copy_memory", name)} for name in MODELS}
         return study(args, f"recall, T = {args.delay}", SEEDS, run, variants)

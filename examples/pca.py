@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 
 import torch
+from harness.cli import positive
 from sklearn.datasets import load_digits
 
 from manopt_torch import ManifoldParameter, Stiefel
@@ -21,8 +22,8 @@ TOLERANCE = 1e-6
 def main(argv: list[str] | None = None) -> float:
     """Print both answers, and return the distance of the two subspaces, the sine of their largest angle."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--components", type=int, default=5, help="k")
-    parser.add_argument("--steps", type=int, default=500)
+    parser.add_argument("--components", type=positive, default=5, help="k")
+    parser.add_argument("--steps", type=positive, default=500)
     parser.add_argument("--lr", type=float, default=2e-3)
     args = parser.parse_args(argv)
     X = torch.from_numpy(load_digits().data)

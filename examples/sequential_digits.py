@@ -19,7 +19,7 @@ import lightning as L
 import numpy as np
 import torch
 import torch.nn.functional as F
-from harness.cli import parse, training_parser
+from harness.cli import parse, positive, training_parser
 from harness.data import Splits, load_sequences, loader
 from harness.models import MODELS, STARTS, SequenceModel, count_parameters, paper_size
 from harness.plots import confusion_matrix, learning_curve
@@ -103,11 +103,11 @@ def main(argv: list[str] | None = None) -> None:
     add("--data", type=Path, metavar="FOLDER", help="a set in MNIST's format instead of the digits")
     add("--permuted", action="store_true", help="pixels in one random order, the same for all pictures")
     add("--model", default="full", choices=MODELS, help="(%(default)s)")
-    add("--hidden", type=int, help="units N (64; with --paper the paper's, by model)")
+    add("--hidden", type=positive, help="units N (64; with --paper the paper's, by model)")
     add("--init", default="identity", choices=STARTS, help="what W of full and frozen starts from (identity)")
     add("--freeze-recurrence", dest="model", action="store_const", const="frozen", help="the same as --model frozen")
     add("--study", action="store_true", help="five seeds, W trained and frozen; a table")
-    add("--jobs", type=int, default=2, help="processes of --study (%(default)s)")
+    add("--jobs", type=positive, default=2, help="processes of --study (%(default)s)")
     args = parse(parser, argv, PRESETS)
     args.hidden = args.hidden or (paper_size("sequential_digits", args.model) if args.paper else 64)
     if args.study:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -32,12 +32,19 @@ OPTIMIZERS = (
 FREE = {"resume", "out", "epochs", "iterations", "patience", "threads", "study", "jobs"}
 
 
-def positive(text: str) -> int:
-    """A whole number from 1 up, for argparse."""
-    number = int(text)
-    if number < 1:
-        raise argparse.ArgumentTypeError(f"must be at least 1, got {number}")
-    return number
+def at_least(least: int) -> Callable[[str], int]:
+    """The type of whole numbers from ``least`` up, for argparse."""
+
+    def integer(text: str) -> int:
+        number = int(text)
+        if number < least:
+            raise argparse.ArgumentTypeError(f"must be at least {least}, got {number}")
+        return number
+
+    return integer
+
+
+positive = at_least(1)
 
 
 def training_parser(
@@ -48,13 +55,15 @@ def training_parser(
     batch: int,
     epochs: int | None = None,
     iterations: int | None = None,
+    every: int | None = 100,
     optimizer: str = "RMSprop",
     schedule: str = "cosine",
     lr_manifold: float | None = None,
 ) -> argparse.ArgumentParser:
     """A parser with what every training run understands; an example adds its own.
 
-    An example trains for ``epochs`` over a set, or for ``iterations`` on batches drawn as it goes.
+    An example trains for ``epochs`` over a set, or for ``iterations`` on batches drawn as it goes,
+    and then is validated after ``every`` of them; None leaves that to :func:`parse`.
     """
     parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.set_defaults(experiment=experiment)
@@ -73,7 +82,7 @@ def training_parser(
         "--lr-manifold",
         type=float,
         default=lr_manifold,
-        help="that of constrained parameters, if another (%(default)s)",
+        help=f"that of constrained parameters ({'as --lr' if lr_manifold is None else '%(default)s'})",
     )
     add(
         "--schedule",
@@ -86,7 +95,8 @@ def training_parser(
         patience = (epochs or 0) // 3
     else:
         add("--iterations", type=positive, default=iterations, help="at most (%(default)s)")
-        add("--every", type=positive, default=100, help="iterations between two validations (%(default)s)")
+        shown = "fewer for short sequences" if every is None else "%(default)s"
+        add("--every", type=positive, default=every, help=f"iterations between two validations ({shown})")
         patience = iterations
     add("--batch", type=positive, default=batch, help="sequences per step (%(default)s)")
     add(
@@ -105,11 +115,15 @@ def training_parser(
 
 
 def parse(
-    parser: argparse.ArgumentParser, argv: list[str] | None, presets: Mapping[str, dict[str, Any]]
+    parser: argparse.ArgumentParser,
+    argv: list[str] | None,
+    presets: Mapping[str, dict[str, Any]],
+    every: Callable[[argparse.Namespace], int] | None = None,
 ) -> argparse.Namespace:
     """The settings of a run: what ``argv`` says, else what the preset says whose flag is given, else the defaults.
 
     A resumed run has the settings that it was started with, and ``argv`` may change those in ``FREE``.
+    ``every`` gives the iterations between two validations from the other settings, where nothing says them.
     """
     args = parser.parse_args(argv)
     for flag, values in presets.items():
@@ -131,6 +145,8 @@ def parse(
         changed = [name for name in kept if name not in FREE and getattr(args, name) != kept[name]]
         if changed:
             parser.error(f"the run in {args.out} has another {', '.join(changed)}: start a new one")
+    if every is not None and args.every is None:
+        args.every = every(args)
     if hasattr(args, "iterations"):
         args.epochs = -(-args.iterations // args.every)
     return args

@@ -46,7 +46,7 @@ def learning_curve(
     drawn = [(left, "train_loss", "training loss", "C0-"), (left, "val_loss", "validation loss", "C1-")]
     if score:
         right = left.twinx()
-        right.set(ylabel=score, ylim=(0, 1.02))
+        right.set(ylabel=score, ylim=(0, 1.05))
         drawn.append((right, f"val_{score}", f"validation {score}", "C2--"))
     for axes, name, label, style in drawn:
         x = [(epoch + 1) * (every or 1) for epoch in curves[name]]

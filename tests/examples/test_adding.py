@@ -53,3 +53,12 @@ def test_learns_short_sums(adding, capsys):
     adding.main([*sizes, "--lr", "0.005", "--schedule", "cosine"])
     error = float(re.search(r"mean squared error (\S+) ", capsys.readouterr().out).group(1))
     assert error < adding.BASELINE / 4
+
+
+@pytest.mark.parametrize(("flag", "value", "least"), [("--length", "1", 2), ("--hidden", "0", 1), ("--fresh", "0", 1)])
+def test_sizes_that_make_no_sense(adding, capsys, flag, value, least):
+    with pytest.raises(SystemExit) as refused:
+        adding.main([flag, value])
+    assert refused.value.code == 2
+    assert capsys.readouterr().err.endswith(f"error: argument {flag}: must be at least {least}, got {value}\n")
+    assert not Path("runs").exists()

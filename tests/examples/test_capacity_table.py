@@ -38,3 +38,11 @@ def test_numbers_of_the_text(example):
     for name in ("Cayley", "N−1 reflections", "N rotation layers"):
         assert all(c.rank == N * N for N, c in found[name].items()), name
     assert all(c.num_params == N * N for name in ("Cayley", "N rotation layers") for N, c in found[name].items())
+
+
+def test_sizes_that_make_no_sense(example, capsys):
+    with pytest.raises(SystemExit) as refused:
+        example.main(["--largest", "1"])
+    assert refused.value.code == 2
+    assert capsys.readouterr().err.endswith("error: argument --largest: must be at least 2, got 1\n")
+    assert not Path("runs").exists()

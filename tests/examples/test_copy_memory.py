@@ -164,3 +164,38 @@ def test_study_has_a_row_for_each_model(copy_memory, monkeypatch, capsys):
     assert [row[0] for row in rows[2:]] == ["full", "frozen"]
     with pytest.raises(SystemExit, match="study holds a study already"):
         copy_memory.main(["--smoke", "--study", "--out", "study"])
+
+
+@pytest.mark.parametrize(("flag", "value"), [("--delay", "0"), ("--delay", "-3"), ("--hidden", "0"), ("--fresh", "0")])
+def test_sizes_that_make_no_sense(copy_memory, capsys, flag, value):
+    with pytest.raises(SystemExit) as refused:
+        copy_memory.main([flag, value])
+    assert refused.value.code == 2
+    assert capsys.readouterr().err.endswith(f"error: argument {flag}: must be at least 1, got {value}\n")
+    assert not Path("runs").exists()
+
+
+@pytest.mark.parametrize(
+    ("argv", "every", "epochs"),
+    [
+        (["--delay", "5"], 10, 200),
+        (["--delay", "200"], 40, 50),
+        (["--delay", "1000"], 100, 20),
+        (["--delay", "5", "--every", "100"], 100, 20),
+        (["--smoke"], 2, 2),
+    ],
+)
+def test_short_delays_are_validated_more_often(copy_memory, monkeypatch, argv, every, epochs):
+    seen = []
+    monkeypatch.setattr(copy_memory, "study", lambda args, *others: seen.append(args))
+    copy_memory.main([*argv, "--study"])
+    assert (seen[0].every, seen[0].epochs) == (every, epochs)
+
+
+def test_the_command_line_comes_before_the_preset(copy_memory, monkeypatch):
+    seen = []
+    monkeypatch.setattr(copy_memory, "study", lambda args, *others: seen.append((args, others[-1])))
+    for argv in (["--smoke", "--hidden", "7"], ["--hidden", "7", "--smoke"], ["--paper", "--hidden", "7"]):
+        copy_memory.main([*argv, "--study"])
+    assert [args.hidden for args, _ in seen] == [7, 7, 7]
+    assert all(variant["hidden"] == 7 for _, variants in seen for variant in variants.values())

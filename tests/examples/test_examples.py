@@ -47,6 +47,13 @@ def test_pca_says_when_it_has_not_converged():
         importlib.import_module("pca").main(["--steps", "2"])
 
 
+def test_pca_needs_a_component_and_a_step(capsys):
+    for flag in ("--components", "--steps"):
+        with pytest.raises(SystemExit):
+            importlib.import_module("pca").main([flag, "0"])
+        assert f"{flag}: must be at least 1, got 0" in capsys.readouterr().err
+
+
 def test_digits_writes_what_it_says(digits, capsys):
     digits.main(TINY)
     said = capsys.readouterr()
@@ -196,6 +203,9 @@ def test_refused_optimizer_is_named(digits, capsys):
     with pytest.raises(SystemExit):
         digits.main([*TINY, "--epochs", "0"])
     assert "--epochs: must be at least 1, got 0" in capsys.readouterr().err
+    with pytest.raises(SystemExit):
+        digits.main(["--hidden", "0"])
+    assert "--hidden: must be at least 1, got 0" in capsys.readouterr().err
     with pytest.raises(SystemExit, match=r"--optimizer Rprop: .*use frame='tangent'"):
         digits.main([*TINY, "--optimizer", "Rprop"])
     assert not Path("runs").exists()
