@@ -13,6 +13,7 @@ import argparse
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import torch
 from harness.cli import at_least, new_folder, positive
@@ -30,7 +31,13 @@ MAPS: dict[str, Callable[[int], UnitaryMap]] = {
     "N−1 reflections": lambda N: HouseholderUnitary(N, N - 1, dtype=torch.complex128),
     "N rotation layers": lambda N: GivensUnitary(N, N, dtype=torch.complex128),
 }
-STYLES = {"restricted": "C1o-", "3 reflections": "C2s-", "6 rotation layers": "C3^-", "Cayley": "C0.-"}
+#: curves that coincide are seen one around the other
+STYLES: dict[str, dict[str, Any]] = {
+    "Cayley": {"color": "C0", "linewidth": 5, "alpha": 0.4},
+    "restricted": {"color": "C1", "marker": "o", "markersize": 13, "fillstyle": "none"},
+    "3 reflections": {"color": "C2", "marker": "s", "markersize": 8, "fillstyle": "none", "linestyle": "--"},
+    "6 rotation layers": {"color": "C3", "marker": "^", "markersize": 4, "linestyle": ":"},
+}
 COLUMNS = ("parametrization", "N", "parameters P", "dim U(N) = N²", "P < N²", "rank", "full rank")
 
 
@@ -70,7 +77,7 @@ def picture(found: dict[str, dict[int, Capacity]], file: Path) -> None:
     for axes, title, value in ((left, "real parameters", "num_params"), (right, "rank of the Jacobian", "rank")):
         for name, style in STYLES.items():
             line = {N: getattr(c, value) for N, c in found[name].items()}
-            axes.plot(list(line), list(line.values()), style, label=name if axes is left else None)
+            axes.plot(list(line), list(line.values()), label=name if axes is left else None, **style)
         dims = {N: c.dim for N, c in found["Cayley"].items()}
         axes.plot(list(dims), list(dims.values()), "k--", label="N², the dimension of U(N)" if axes is left else None)
         axes.set(title=title, xlabel="N", xticks=list(dims))

@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import csv
 from pathlib import Path
+from typing import Any
 
 import lightning as L
 import torch
@@ -23,8 +24,16 @@ from torch import Tensor
 
 #: inputs and classes of the sequences of random symbols
 CLASSES = 9
-STYLES = {"full": "C0-", "frozen": "C0:", "restricted": "C1-", "lstm": "C3-", "rnn": "C2-", "orthogonal": "C4--"}
-#: the lowest norm in the picture
+#: lines that may lie upon each other: each is seen beside or through the next
+STYLES: dict[str, dict[str, Any]] = {
+    "full": {"color": "C0", "linewidth": 5, "alpha": 0.4},
+    "orthogonal": {"color": "C4", "linewidth": 3, "alpha": 0.6},
+    "restricted": {"color": "C1", "linewidth": 1.5},
+    "frozen": {"color": "k", "linestyle": ":"},
+    "rnn": {"color": "C2", "linestyle": "--"},
+    "lstm": {"color": "C3", "linestyle": "-."},
+}
+#: the lowest norm that a picture shows
 FLOOR = 1e-30
 
 
@@ -49,9 +58,11 @@ def picture(norms: dict[str, list[float]], file: Path) -> None:
     """‖∂L/∂h_t‖ over t, on a logarithmic scale."""
     figure = Figure(figsize=(7, 4), layout="constrained")
     axes = figure.subplots()
-    for name, values in norms.items():
-        axes.semilogy(range(1, len(values) + 1), values, STYLES[name], label=name)
-    axes.set(xlabel="t", ylabel=r"$\|\partial L / \partial h_t\|$", ylim=(FLOOR, 1e2))
+    for name in sorted(norms, key=list(STYLES).index):
+        axes.semilogy(range(1, len(norms[name]) + 1), norms[name], label=name, **STYLES[name])
+    shown = [value for values in norms.values() for value in values if value > FLOOR]  # of an RNN some are 0
+    axes.set(xlabel="t", ylabel=r"$\|\partial L / \partial h_t\|$")
+    axes.set_ylim(max(min(shown, default=FLOOR) / 10, FLOOR), max(shown, default=1.0) * 30)
     axes.grid(alpha=0.3)
     figure.legend(loc="outside upper center", ncols=len(norms))
     figure.savefig(file, dpi=120)

@@ -24,6 +24,7 @@ from harness.audio import (
     BINS,
     MEASURES,
     RATE,
+    WINDOW,
     Speech,
     Utterance,
     draw_spectrograms,
@@ -37,13 +38,13 @@ from harness.audio import (
     stft,
 )
 from harness.cli import parse, positive, training_parser
-from harness.models import MODELS, SequenceModel, count_parameters
+from harness.models import MODELS, STARTS, SequenceModel, count_parameters
 from harness.plots import learning_curve, read_logs
 from harness.training import Sequences, fit, health, outcome
 from scipy.io import wavfile
 from torch import Tensor
 
-#: hidden units of about 83,000 parameters (Wisdom et al., 2016, from memory); of orthogonal and rnn, ours
+#: hidden units of about 83,000 parameters (Wisdom et al., 2016, quoted, not re-checked); of orthogonal and rnn, ours
 SIZES = {"full": 128, "frozen": 128, "restricted": 158, "lstm": 84, "orthogonal": 185, "rnn": 185}
 #: an utterance that is measured has at least so many seconds
 SHORTEST = 1.0
@@ -127,7 +128,10 @@ def _mean(values: list[float]) -> float:
 def run(args: Namespace) -> dict[str, Any]:
     """All trials, and the test of the best: a table, printed and in results.md, pictures and sound in its folder."""
     torch.set_num_threads(args.threads)
-    data = load_speech(args.data, args.split_seed, level=args.level, by=args.split, seconds=args.seconds)
+    try:
+        data = load_speech(args.data, args.split_seed, level=args.level, by=args.split, seconds=args.seconds)
+    except (OSError, ValueError) as error:
+        raise SystemExit(f"--data {args.data}: {error}" if args.data else str(error)) from error
     counts = ", ".join(f"{len(p)} utterances of {len({u.speaker for u in p})} for {n}" for n, p in zip(
         data._fields[1:], data[1:], strict=True))  # fmt: skip
     print(f"{data.about}: {counts}")
@@ -147,7 +151,9 @@ def run(args: Namespace) -> dict[str, Any]:
     shown = max(data.test, key=lambda utterance: len(utterance.samples))
     frames = log_power(stft(shown.samples))
     with torch.no_grad():
-        draw_spectrograms(frames[1:], task(frames[None, :-1])[0], shown.name, out / "spectrograms.png")
+        draw_spectrograms(
+            frames[1:], task(frames[None, :-1])[0], f"true, utterance {shown.name}", out / "spectrograms.png"
+        )
     return {**result, "rows": rows, "parameters": count_parameters(task), "trials": [r["validation"] for _, r in runs]}
 
 
@@ -163,11 +169,13 @@ def main(argv: list[str] | None = None) -> None:
     add("--seconds", type=float, default=4.0, help="longer utterances are cut into such pieces (%(default)s)")
     add("--model", default="full", choices=MODELS, help="(%(default)s)")
     add("--hidden", type=positive, help="units N (about 83,000 parameters)")
-    add("--init", default="haar", help="what W of the full and frozen model starts from (%(default)s)")
+    add("--init", default="haar", choices=STARTS, help="what W of the full and frozen model starts from (%(default)s)")
     add("--trials", type=positive, default=3, help="networks trained, of which one is tested (%(default)s)")
     add("--measured", type=positive, default=100, help="test utterances whose sound is measured (%(default)s)")
     add("--save-audio", action="store_true", help="keep that sound as wav files")
     args = parse(parser, argv, PRESETS)
+    if args.seconds * RATE < 2 * WINDOW:
+        parser.error(f"argument --seconds: must be at least {2 * WINDOW / RATE}, two windows, got {args.seconds}")
     args.hidden = args.hidden or SIZES[args.model]
     args.split_seed = args.split_seed if args.resume else args.seed  # the trials differ in their seeds alone
     result = run(args)

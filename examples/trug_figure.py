@@ -38,7 +38,8 @@ PANELS: tuple[tuple[str, Callable[..., TruG], Callable[[Tensor], Tensor], str, t
     ("(c) [0, 1]", TruG.sigmoid, torch.sigmoid, "sigmoid z", (-6, 6)),
     ("(d) [0, 4]", TruG.ramp, lambda z: z.clamp(0, 4), "z clipped to [0, 4]", (-3, 7)),
 )
-#: where the published approximation takes over
+#: the interval that the published approximation is for, and where it takes over
+PUBLISHED = (0.0, INF)
 SWITCH = -38.0
 #: intervals of the table, and z
 PLACES: tuple[tuple[tuple[float, float], tuple[float, ...]], ...] = (
@@ -90,7 +91,7 @@ def approximate_ratio(x: Tensor) -> Tensor:
 
 def published(z: Tensor, low: float, high: float) -> Tensor:
     """The same for the interval [0, ∞); NaN for others."""
-    if (low, high) != (0.0, INF):
+    if (low, high) != PUBLISHED:
         return torch.full((2, len(z)), torch.nan)
     plain = torch.exp(-0.5 * z.square()) / math.sqrt(2 * math.pi) / Phi(z)
     ratio = torch.where(z < SWITCH, approximate_ratio(z), plain)
@@ -111,13 +112,17 @@ def measure(interval: tuple[float, float], z: Tensor) -> Errors:
 
 
 def table(found: list[Errors]) -> str:
-    """One row for each interval and z, in Markdown."""
+    """One row for each interval and z, in Markdown; "-" where a method does not apply."""
     rows = [COLUMNS, ("---",) * len(COLUMNS)]
     for errors in found:
         low, high = (f"{end:g}".replace("-", "−").replace("inf", "∞") for end in errors.interval)
         for i, z in enumerate(errors.z.tolist()):
-            cells = [float(value) for name in METHODS for value in errors.by_method[name][:, i]]
-            rows.append((f"[{low}, {high}{')' if high == '∞' else ']'}", f"{z:g}", *(f"{c:.1e}" for c in cells)))
+            cells = [
+                "-" if name == "published" and errors.interval != PUBLISHED else f"{value:.1e}".replace("nan", "NaN")
+                for name in METHODS
+                for value in errors.by_method[name][:, i].tolist()
+            ]
+            rows.append((f"[{low}, {high}{')' if high == '∞' else ']'}", f"{z:g}", *cells))
     return "".join(f"| {' | '.join(row)} |\n" for row in rows)
 
 

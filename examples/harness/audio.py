@@ -73,8 +73,11 @@ def read_wavs(folder: Path, level: int = 1) -> list[Utterance]:
     The speaker is the name of the ``level``-th folder below ``folder`` on the way to the file: 1 for ``anna/x.wav``,
     3 for TIMIT's ``TRAIN/DR1/FCJF0/SA1.wav``.
 
-    Raises ``FileNotFoundError`` if there are no wav files, and ``ValueError`` for one that is not PCM, or not so deep.
+    Raises ``FileNotFoundError`` if there is no such folder or no wav file below it, and ``ValueError`` for one that is
+    not PCM, or not so deep.
     """
+    if not folder.is_dir():
+        raise FileNotFoundError(f"there is no folder {folder}")
     found = []
     for path in sorted(p for p in folder.rglob("*") if p.suffix.lower() == ".wav" and p.is_file()):
         folders = path.relative_to(folder).parts[:-1]
