@@ -82,3 +82,22 @@ def test_smoke(flow, capsys):
         rows = list(csv.reader(file))
     assert rows[0] == ["t", "full", "restricted", "rnn", "lstm"]
     assert [int(row[0]) for row in rows[1:]] == list(range(1, 21))
+
+
+@pytest.mark.parametrize(
+    ("least", "limit"),
+    [(1e-3, 1e-4), (1e-12, 1e-13), (1e-50, 1e-30), (0.0, 1e-30)],  # what lies below 1e-30 is not shown
+)
+def test_the_picture_reaches_down_to_the_data(flow, monkeypatch, least, limit):
+    drawn = []
+    monkeypatch.setattr(flow.Figure, "savefig", lambda figure, *args, **kwargs: drawn.append(figure))
+    flow.picture({"rnn": [least, 1e-29 if least < 1e-30 else 0.1, 1.0], "full": [1.0, 1.0, 1.0]}, Path("none.png"))
+    (axes,) = drawn[0].axes
+    assert axes.get_ylim() == pytest.approx((limit, 30.0), rel=1e-9)
+    assert [line.get_label() for line in axes.lines] == ["full", "rnn"]  # the broad line lies below
+
+
+def test_lines_that_coincide_can_be_told_apart(flow):
+    looks = [(style.get("linestyle", "-"), style.get("linewidth", 1.5)) for style in flow.STYLES.values()]
+    assert set(flow.STYLES) == set(flow.MODELS)
+    assert len(set(looks)) == len(looks)

@@ -229,7 +229,14 @@ def test_true_magnitudes_score_as_perfect(audio):
 
 
 # ------------------------------------------------------------ runs
-def test_run_on_wav_files(speech, audio, capsys):
+def test_run_on_wav_files(speech, audio, monkeypatch, capsys):
+    titles = []
+
+    def drawn(true, predicted, title, picture, draw=speech.draw_spectrograms):
+        titles.append(title)
+        draw(true, predicted, title, picture)
+
+    monkeypatch.setattr(speech, "draw_spectrograms", drawn)
     for utterance in audio.vowels(0, speakers=4, each=3):
         Path("wavs", utterance.speaker).mkdir(parents=True, exist_ok=True)
         samples = (utterance.samples * 2**15).short().numpy()
@@ -246,6 +253,7 @@ def test_run_on_wav_files(speech, audio, capsys):
     rows = {row.split("|")[1].strip(): [float(c) for c in row.split("|")[2:-1]] for row in said.splitlines()
             if re.match(r"\| (full|persistence|oracle) \|", row)}  # fmt: skip
     _, _, validation, test = audio.load_speech(Path("wavs"), 0, seconds=2)
+    assert titles == [f"true, utterance {max(test, key=lambda utterance: len(utterance.samples)).name}"]
     differences = [audio.log_power(audio.stft(u.samples)).diff(dim=0).square() for u in test]
     assert rows["persistence"][0] == pytest.approx(torch.cat(differences).mean().item(), abs=2e-3)
     copied = float(re.search(r"validation MSE of copied frames (\S+) dB²", said).group(1))
@@ -258,6 +266,30 @@ def test_run_on_wav_files(speech, audio, capsys):
     rate, heard = wavfile.read(files[1])
     assert rate == 8000
     assert np.abs(heard - test[0].samples.numpy()).max() < 1e-4
+
+
+def test_folders_without_speech_are_named_in_one_line(speech):
+    Path("empty").mkdir()
+    with pytest.raises(SystemExit, match=r"^--data nope: there is no folder nope$"):
+        speech.main(["--smoke", "--data", "nope"])
+    with pytest.raises(SystemExit, match=r"^--data empty: no wav file below empty\. .*$"):
+        speech.main(["--smoke", "--data", "empty"])
+    assert not Path("runs").exists()
+
+
+@pytest.mark.parametrize(
+    ("flag", "value", "said"),
+    [
+        ("--hidden", "0", "must be at least 1, got 0"),
+        ("--init", "orthogonal", "invalid choice: 'orthogonal' .*haar.*henaff.*"),
+        ("--seconds", "0", "must be at least 0.064, two windows, got 0.0"),
+    ],
+)
+def test_settings_that_make_no_sense(speech, capsys, flag, value, said):
+    with pytest.raises(SystemExit) as refused:
+        speech.main([flag, value])
+    assert refused.value.code == 2
+    assert re.search(rf"error: argument {flag}: {said}\n$", capsys.readouterr().err)
 
 
 @pytest.mark.parametrize("model", ["lstm", "orthogonal", "frozen"])
