@@ -208,19 +208,31 @@ def test_run_says_what_it_found(script, capsys):
     assert re.search(r"rates by N: λ = \S+, \S+ \(full\), lr = \S+, \S+ \(restricted\); 4 iterations", said)
     rows = re.findall(r"\| (W_[ug]) \| ([^|]+) \| ([^|]*) \| ([^|]*) \|", said)
     assert [row[:2] for row in rows[:5]] == [
-        ("W_u", "full"), ("W_u", "full, published (from memory)"),
-        ("W_u", "restricted"), ("W_u", "restricted, published (from memory)"), ("W_u", "frozen"),
+        ("W_u", "full"), ("W_u", "full, published (quoted, not re-checked)"),
+        ("W_u", "restricted"), ("W_u", "restricted, published (quoted, not re-checked)"), ("W_u", "frozen"),
     ]  # fmt: skip
     assert len(rows) == 16  # the second table has no published rows
     assert rows[3][3] == "4.81e-01"
     for row in rows[:10]:
         for cell in row[2:]:
             if cell and "published" not in row[1]:
-                assert ("no better than zero" in cell) == (float(cell.split()[0]) >= 1)
+                best = cell.split()[0]
+                assert best.endswith("†") == (float(best.rstrip("†")) >= 1)
+    assert said.count("\n† ") == ("† (" in said)
     assert float(re.search(r"residual of the full W: (\S+)", said).group(1)) < 1e-5
     for name in ("curves.png", "bars.png"):
         assert (Path("run") / name).read_bytes()[:4] == b"\x89PNG"
     assert (Path("run") / "results.md").read_text().splitlines()[0] in said
+
+
+@pytest.mark.parametrize(("published", "daggers"), [(True, 3), (False, 0)])
+def test_errors_no_better_than_zero_are_marked_and_explained_once(identification, published, daggers):
+    errors = torch.tensor([0.5, 1.0, 0.9, 1.5]).reshape(1, 2, 2, 1).expand(1, 2, 2, 2)
+    said = identification.table(errors, torch.zeros(1, 2, 2, dtype=torch.int64), [4], ("full", "restricted"), published)
+    rows, *rest = said.split("\n\n")
+    assert ("| 1.00e+00† (1.00e+00) |" in rows) == ("| 1.50e+00† (1.50e+00) |" in rows) == published
+    assert said.count("†") == daggers
+    assert rest == (["† no better than predicting zero, which has error 1"] if published else [])
 
 
 @pytest.mark.parametrize(

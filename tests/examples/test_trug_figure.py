@@ -27,7 +27,7 @@ def test_smoke(example, capsys):
     assert lines[0].strip("| ").split(" | ") == list(example.COLUMNS)
     assert len(lines) == 2 + sum(len(z) for _, z in example.PLACES) + 1
     assert {len(line.split(" | ")) for line in lines[:-1]} == {len(example.COLUMNS)}
-    assert any(line.startswith("| [0, ∞) | -40 | nan | nan | ") for line in lines)
+    assert any(line.startswith("| [0, ∞) | -40 | NaN | NaN | ") for line in lines)
     assert len(found[-1].z) == 9
 
     errors = {
@@ -66,3 +66,14 @@ def test_published_approximation(example):
 def test_figure_1_is_the_paper_s(example):
     ends = [(layer().xi1.item(), round(layer().xi2.item(), 5)) for _, layer, _, _, _ in example.PANELS]
     assert ends == [(0, math.inf), (-1, 1), (0, 1), (0, 4)]
+
+
+def test_table_tells_what_does_not_apply_from_what_fails(example):
+    z = torch.tensor([-9.0], dtype=torch.float64)
+    one_sided, two_sided = example.table([example.measure(i, z) for i in ((0.0, math.inf), (0.0, 1.0))]).splitlines()[
+        2:
+    ]
+    cells = [[cell.strip() for cell in row.strip("|").split("|")] for row in (one_sided, two_sided)]
+    assert [row[2:4] for row in cells] == [["NaN", "NaN"]] * 2
+    assert cells[1][4:6] == ["-", "-"]
+    assert all(float(cell) < 1e-6 for cell in cells[0][4:] + cells[1][6:])
