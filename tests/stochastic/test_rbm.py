@@ -341,14 +341,14 @@ def test_annealed_importance_sampling_of_a_trained_model() -> None:
     with torch.no_grad():
         before = rbm.log_likelihood(x).mean()
     optimizer = torch.optim.Adam(rbm.parameters(), lr=0.02)
-    for _ in range(80):
+    for _ in range(150):
         loss, _ = rbm.contrastive_divergence(x[torch.randint(len(x), (100,))])
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
     with torch.no_grad():
         exact = rbm.log_partition()
-        assert rbm.log_likelihood(x, exact).mean() > before + 0.05
+        assert rbm.log_likelihood(x, exact).mean() > before + 0.1
     found = rbm.annealed_importance_sampling(300, 100, data=x)
     assert abs(found.value - exact) < 0.05
 
