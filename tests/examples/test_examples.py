@@ -139,7 +139,8 @@ def test_folders_of_runs_are_not_mixed_up(digits):
 
 def test_resume_keeps_the_settings_and_takes_the_newest_run_that_began(digits, capsys):
     digits.main([*TINY, "--freeze-recurrence", "--epochs", "1"])
-    Path("runs/sequential_digits/7").mkdir()  # a start that failed
+    Path("runs/sequential_digits/7/checkpoints").mkdir(parents=True)  # a start that failed before its first checkpoint
+    Path("runs/sequential_digits/7/settings.json").write_text("{}")
     with pytest.raises(SystemExit):
         digits.main(["--resume", "--epochs", "2", "--hidden", "7"])
     assert "sequential_digits/0 has another hidden" in capsys.readouterr().err
