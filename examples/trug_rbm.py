@@ -47,7 +47,7 @@ NUMBERS = (
 )
 DEFAULTS: dict[str, dict[str, Any]] = {
     "bars": {
-        "hidden": 8, "steps": 1200, "cd_steps": 1200, "k": 5, "batch": 140, "lr": 0.15, "cd_lr": 0.02,
+        "hidden": 8, "steps": 1200, "cd_steps": 1200, "k": 5, "batch": 140, "lr": 0.15, "cd_lr": 0.05,
         "temperatures": 100, "chains": 100, "burn_in": 500,
     },
     "digits": {
@@ -143,7 +143,7 @@ def main(argv: list[str] | None = None) -> list[Result]:
     for name, meaning in NUMBERS:
         add(f"--{name}", type=positive, help=f"{meaning} ({DEFAULTS['bars'][name.replace('-', '_')]} for bars)")
     add("--lr", type=float, help="rate of the exact gradient (0.15)")
-    add("--cd-lr", type=float, help="rate of contrastive divergence (0.02; digits: 0.005)")
+    add("--cd-lr", type=float, help="rate of contrastive divergence (0.05; digits: 0.005)")
     add("--seed", type=int, default=0, help="of initial values, batches and samples (%(default)s)")
     add("--out", type=Path, metavar="FOLDER", help="where results go (a new one under runs/)")
     add("--smoke", action="store_true", help="sizes that run in seconds and learn nothing")
