@@ -105,7 +105,7 @@ def test_contrastive_divergence_learns(example):
 def test_baseline_is_scikit_learn_s(example):
     """The likelihood by our free energy is that of their own, summed over all pictures."""
     x = example.load(settings())[0]
-    rbm = example.scikit_learn(x, settings(cd_steps=100))
+    rbm = example.scikit_learn(x, settings(cd_steps=10))
     theirs = example.BernoulliRBM(8, batch_size=70, n_iter=100, random_state=0).fit(x.repeat(5, 1).numpy())
     states = (torch.arange(512)[:, None] >> torch.arange(9)) & 1
     free = torch.as_tensor(theirs._free_energy(states.double().numpy()))
