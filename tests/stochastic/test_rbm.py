@@ -635,6 +635,17 @@ def test_score_by_annealing(monkeypatch: pytest.MonkeyPatch) -> None:
     assert estimator.score(X) == estimator.fit(X).score(X)
 
 
+def test_gaussian_scores_are_a_density() -> None:
+    X = np.random.default_rng(0).normal([[-2.0], [1.5]], 0.7, (2, 200)).reshape(-1, 1)
+    estimator = TruGRBMEstimator(3, lower=-1.0, upper=1.0, visible="gaussian", visible_precision=2.0, random_state=0)
+    estimator.fit(X)
+    grid = np.linspace(-15, 15, 3001)
+    density = np.exp(estimator.score_samples(grid[:, None]))
+    assert scipy.integrate.trapezoid(density, grid) == pytest.approx(1, abs=0.02)
+    independent = scipy.stats.norm(X.mean(), math.sqrt(0.5)).logpdf(X).mean()
+    assert estimator.score(X) > independent + 0.5
+
+
 def test_grid_search_chooses_the_truncation_points() -> None:
     """Units between −1 and −0.99 can only leave the pixels nearly independent."""
     from sklearn.model_selection import GridSearchCV
