@@ -12,7 +12,6 @@ Wisdom et al., 2016 (section 4.3, on TIMIT). STOI and PESQ: ``pip install -e ".[
 from __future__ import annotations
 
 import math
-import statistics
 import time
 from argparse import Namespace
 from pathlib import Path
@@ -32,6 +31,7 @@ from harness.audio import (
     load_speech,
     log_power,
     masked_mse,
+    mean_of_numbers,
     measures,
     persistence,
     sound,
@@ -115,14 +115,9 @@ def test(task: FramePredictor, test: list[Utterance], args: Namespace, out: Path
                 (out / "audio").mkdir(exist_ok=True)
                 wavfile.write(out / "audio" / f"{i}-{name}.wav", RATE, heard.clamp(-1, 1).numpy())
     return {
-        name: {"MSE / dB²": torch.cat(squares[name]).mean().item(), **{m: _mean(v) for m, v in found[name].items()}}
+        name: {"MSE / dB²": torch.cat(squares[name]).mean().item(), **{m: mean_of_numbers(v) for m, v in found[name].items()}}
         for name in squares
     }
-
-
-def _mean(values: list[float]) -> float:
-    """Of those that are numbers."""
-    return statistics.mean([v for v in values if not math.isnan(v)] or [math.nan])
 
 
 def run(args: Namespace) -> dict[str, Any]:
@@ -134,8 +129,7 @@ def run(args: Namespace) -> dict[str, Any]:
         raise SystemExit(f"--data {args.data}: {error}" if args.data else str(error)) from error
     counts = ", ".join(f"{len(p)} utterances of {len({u.speaker for u in p})} for {n}" for n, p in zip(
         data._fields[1:], data[1:], strict=True))  # fmt: skip
-    print(f"{data.about}: {counts}")
-    print(f"validation MSE of copied frames {persistence(data.validation):.3f} dB²", flush=True)
+    print(f"{data.about}: {counts}\nvalidation MSE of copied frames {persistence(data.validation):.3f} dB²", flush=True)
     runs = []
     for number in range(1 if args.resume else args.trials):
         own = {} if args.resume else {"seed": args.seed + number, "out": args.out and args.out / f"trial-{number}"}

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import math
+import statistics
 import warnings
 from collections.abc import Sequence
 from fractions import Fraction
@@ -300,3 +301,8 @@ def draw_spectrograms(true: Tensor, predicted: Tensor, title: str, picture: Path
     figure.colorbar(error, ax=panels[2], label="dB")
     panels[2].set(title="predicted − true", ylabel="kHz", xlabel="s")
     figure.savefig(picture, dpi=120)
+
+
+def mean_of_numbers(values: list[float]) -> float:
+    """The mean of those that are not NaN; NaN if none is."""
+    return statistics.mean([v for v in values if not math.isnan(v)] or [math.nan])
