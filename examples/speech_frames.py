@@ -115,7 +115,10 @@ def test(task: FramePredictor, test: list[Utterance], args: Namespace, out: Path
                 (out / "audio").mkdir(exist_ok=True)
                 wavfile.write(out / "audio" / f"{i}-{name}.wav", RATE, heard.clamp(-1, 1).numpy())
     return {
-        name: {"MSE / dB²": torch.cat(squares[name]).mean().item(), **{m: mean_of_numbers(v) for m, v in found[name].items()}}
+        name: {
+            "MSE / dB²": torch.cat(squares[name]).mean().item(),
+            **{m: mean_of_numbers(v) for m, v in found[name].items()},
+        }
         for name in squares
     }
 

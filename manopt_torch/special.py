@@ -570,7 +570,7 @@ def cumulative(
     below = torch.where(left, whole[4], 1.0) / torch.where(left, part[4], 1.0)
     above = torch.where(right, whole[5], 1.0) / torch.where(right, part[5], 1.0)
     between = torch.exp(torch.where(left | right, 0.0, part[6] - whole[6]))
-    # either way there are rounding errors: of the size of ε from 1, and of ε |ln P| times the probability from logarithms
+    # rounding errors: ε of a difference from 1, and ε |ln P| times the probability of a difference of logarithms
     lower = _moments(2, z, s, low, torch.where(inside, value, high))
     rest = torch.exp(torch.where(right, lower[6] - whole[6], 0.0))
     rest = torch.where((1 - above) * whole[6].abs() > 1, 1 - above, rest)
