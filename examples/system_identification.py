@@ -5,7 +5,7 @@ examples/system_identification.py`` trains all dimensions at once, and for each 
 models as one batch of matrices, and prints the table of Wisdom et al., 2016 (table 1). The full model takes Cayley
 steps of fixed length λ, the restricted one RMSprop steps on its 7N parameters; both start from the same restricted
 matrices, which are also tested as they are ("frozen"). For every dimension both may choose their rate, λ or lr, from
-the same ``--rates``, by the validation error after ``--search`` iterations.
+the same ``--rates``, by the validation error after ``--search`` iterations; it then falls to zero along half a cosine.
 
 W_u is a random restricted W, W_g the product of two. Errors are divided by E|h|²: predicting zero has error 1.
 ``--capacity`` trains nothing, and asks how near to a given W the restricted form comes.
@@ -20,7 +20,7 @@ from typing import Any
 
 import torch
 from harness.cli import claim, parse, positive
-from harness.identification import KINDS, Systems, capacity, draw_bars, draw_curves, table, verdict
+from harness.identification import KINDS, Systems, capacity, draw_bars, draw_curves, table, take_step, verdict
 from torch import Tensor
 from tqdm import tqdm
 
@@ -47,7 +47,9 @@ FLAGS = {
     "capacity": "how near to a given W the restricted form comes, from so many starts; no training",
 }
 PRESETS: dict[str, dict[str, Any]] = {
-    "paper": {"iterations": 40000, "batch": 50, "validation": 1000, "rates": [1e-3], "every": 400},
+    "paper": {
+        "iterations": 40000, "batch": 50, "validation": 1000, "rates": [1e-3], "every": 400, "schedule": "constant"
+    },
     "smoke": {
         "dimensions": [2, 4], "starts": 2, "steps": 10, "batch": 5, "train": 20, "validation": 10, "test": 10,
         "rates": [1e-3, 1e-2], "search": 2, "iterations": 4, "every": 2,
@@ -56,10 +58,13 @@ PRESETS: dict[str, dict[str, Any]] = {
 
 
 class Training:
-    """All networks, M = 2 models each, with rates (λ, lr) for each N; :meth:`load` of a :meth:`state` resumes it."""
+    """All networks, M = 2 models each, with rates (λ, lr) for each N; :meth:`load` of a :meth:`state` resumes it.
 
-    def __init__(self, args: argparse.Namespace, rates: list[list[float]]) -> None:
-        self.rates, self.done = rates, 0
+    The rates fall to zero over ``total`` iterations, or are constant if that is None.
+    """
+
+    def __init__(self, args: argparse.Namespace, rates: list[list[float]], total: int | None = None) -> None:
+        self.rates, self.total, self.done = rates, total, 0
         self.systems = [Systems(N, args) for N in args.dimensions]
         self.full = [ManifoldParameter(system.restricted.matrix().detach(), Unitary()) for system in self.systems]
         λ, lr = zip(*rates, strict=True)
@@ -93,8 +98,7 @@ class Training:
                 weight = torch.stack([full, system.restricted.matrix()], 1)
                 system.mse(weight, self.done).sum().backward()  # no network's gradient depends on another's error
             for optimizer in self.optimizers:
-                optimizer.step()
-                optimizer.zero_grad()
+                take_step(optimizer, self.done, self.total)
             self.done += 1
         weights = self.weights()
         error = self.evaluate(weights, "validation")[1]
@@ -142,7 +146,9 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
     last = out / "checkpoints" / "last.ckpt"
     last.parent.mkdir(exist_ok=True)
     kept = torch.load(last, weights_only=True) if args.resume else None
-    training = Training(args, kept["rates"] if kept else search(args))
+    training = Training(
+        args, kept["rates"] if kept else search(args), args.iterations if args.schedule == "cosine" else None
+    )
     if kept:
         training.load(kept)
     for epoch in tqdm(range(training.done // args.every, args.epochs), disable=None):
@@ -184,6 +190,7 @@ def main(argv: list[str] | None = None) -> None:
     add("--rates", type=float, nargs="+", default=[3e-4, 1e-3, 3e-3, 1e-2], metavar="RATE", help="(%(default)s)")
     for name, default, meaning in NUMBERS:
         add(f"--{name}", type=positive, default=default, help=f"{meaning} (%(default)s)")
+    add("--schedule", default="cosine", choices=("cosine", "constant"), help="of the rates (%(default)s)")
     add("--seed", type=int, default=0, help="of systems, starts and noise (%(default)s)")
     add("--out", type=Path, metavar="FOLDER", help="where results go (a new one under runs/)")
     for name, meaning in FLAGS.items():

@@ -96,6 +96,15 @@ class Systems(nn.Module):
         return error, error / power
 
 
+def take_step(optimizer: torch.optim.Optimizer, step: int, total: int | None) -> None:
+    """A step, and no gradients behind it; rates fall to zero along half a cosine of ``total`` steps, if not None."""
+    for group in optimizer.param_groups:
+        share = 1.0 if total is None else (1 + math.cos(math.pi * min(step / total, 1))) / 2
+        group["lr"] = group.setdefault("initial_lr", group["lr"]) * share
+    optimizer.step()
+    optimizer.zero_grad()
+
+
 def mean_square(states: Tensor) -> Tensor:
     """Mean of |h|² over steps, sequences and units: (T, 2, M, S, B, N) to (2, M, S)."""
     return torch.view_as_real(states).square().mean((0, -3, -2, -1)) * 2

@@ -2,6 +2,7 @@
 
 import argparse
 import importlib
+import math
 import re
 from pathlib import Path
 
@@ -170,8 +171,9 @@ def test_learning_lowers_the_error(script):
 
 
 def test_resumed_run_has_the_trajectory_of_an_uninterrupted_one(script):
-    script.main(["--smoke", "--iterations", "6", "--out", "whole"])
-    script.main(["--smoke", "--iterations", "2", "--out", "halves"])
+    constant = ["--schedule", "constant"]  # a cosine knows its length
+    script.main(["--smoke", "--iterations", "6", "--out", "whole", *constant])
+    script.main(["--smoke", "--iterations", "2", "--out", "halves", *constant])
     script.main(["--resume", "--iterations", "6", "--out", "halves"])
     whole, halves = loaded("whole"), loaded("halves")
     assert whole["done"] == halves["done"] == 6
@@ -183,6 +185,17 @@ def test_resumed_run_has_the_trajectory_of_an_uninterrupted_one(script):
         script.main(["--resume", "--out", "halves"])
     with pytest.raises(SystemExit, match="halves holds a run already"):
         script.main(["--smoke", "--out", "halves"])
+
+
+def test_rates_fall_along_half_a_cosine(script):
+    training = script.Training(settings(dimensions=[2], rates=[0.4]), [[0.4, 0.2]], total=4)
+    seen = []
+    for _ in range(5):
+        training.advance(1)
+        seen.append([optimizer.param_groups[0]["lr"] for optimizer in training.optimizers])
+    expected = [(1 + math.cos(math.pi * k / 4)) / 2 for k in range(5)]
+    assert [a for a, _ in seen] == pytest.approx([0.8 * share for share in expected])  # lr = 2λ
+    assert [b for _, b in seen] == pytest.approx([0.2 * share for share in expected])
 
 
 # ------------------------------------------------------------ what is said
