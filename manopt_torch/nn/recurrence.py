@@ -354,16 +354,16 @@ def _activate_back(
 
 def _activate_compiled(net: _Network, chunk: slice, z: Tensor, states: Tensor, first: Tensor) -> Callable[[int], None]:
     """:func:`_activate` as one pass over memory."""
-    arrays = _arrays(net, chunk, z, states, first)
-    return lambda t: kernels().activate(t, *arrays)
+    kernel, arrays = kernels().activate, _arrays(net, chunk, z, states, first)
+    return lambda t: kernel(t, *arrays)
 
 
 def _activate_back_compiled(
     net: _Network, chunk: slice, z: Tensor, g: Tensor, d_z: Tensor, d_beta: Tensor
 ) -> Callable[[int], None]:
     """:func:`_activate_back` as one pass over memory."""
-    arrays = _arrays(net, chunk, z, g, d_z, d_beta)
-    return lambda t: kernels().activate_back(t, *arrays)
+    kernel, arrays = kernels().activate_back, _arrays(net, chunk, z, g, d_z, d_beta)
+    return lambda t: kernel(t, *arrays)
 
 
 def _arrays(net: _Network, chunk: slice, *tensors: Tensor) -> tuple[Any, ...]:
