@@ -1,0 +1,73 @@
+"""A cost on a manifold, with its derivatives, and a count of what was asked."""
+
+from __future__ import annotations
+
+import functools
+import operator
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+from torch.func import grad, jvp
+
+from manopt_torch.manifolds.product import Points, Product
+
+Cost = Callable[..., Tensor]
+
+
+def combine(*terms: tuple[float | Tensor, Points]) -> Points:
+    """Σ aᵢ uᵢ of tuples of tensors: ``combine((1.0, u), (-a, v))``."""
+    scaled = [[a * t for t in u] for a, u in terms]
+    return tuple(functools.reduce(operator.add, own) for own in zip(*scaled, strict=True))
+
+
+class Problem:
+    """min f(x₁, …, x_k) over a :class:`Product`; counts evaluations as SciPy does.
+
+    ``cost(x₁, …, x_k)`` returns a real tensor of one element. ``nfev``, ``njev`` and ``nhev`` count values, gradients
+    and Hessian-vector products; a gradient comes with the value, and counts as one of each.
+    """
+
+    def __init__(self, cost: Cost, manifold: Product) -> None:
+        self.manifold = manifold
+        self.nfev = self.njev = self.nhev = 0
+        self._cost = cost
+
+    def _value(self, *x: Tensor) -> Tensor:
+        f = self._cost(*x)
+        if not isinstance(f, Tensor) or f.numel() != 1 or f.is_complex():
+            got = f"a tensor of shape {tuple(f.shape)}, {f.dtype}" if isinstance(f, Tensor) else repr(f)
+            raise TypeError(f"the cost must return one real number as a tensor, got {got}")
+        return f.reshape(())
+
+    @torch.no_grad()
+    def value(self, x: Points) -> float:
+        """f(x)."""
+        self.nfev += 1
+        return self._value(*x).item()
+
+    def gradient(self, x: Points) -> tuple[float, Points]:
+        """f(x), and the Riemannian gradient, a tuple of tangent vectors at x."""
+        self.nfev, self.njev = self.nfev + 1, self.njev + 1
+        leaves = [t.detach().requires_grad_() for t in x]
+        with torch.enable_grad():
+            f = self._value(*leaves)
+            found = torch.autograd.grad(f, leaves, allow_unused=True) if f.requires_grad else [None] * len(leaves)
+        g = tuple(torch.zeros_like(t) if d is None else d for t, d in zip(x, found, strict=True))
+        with torch.no_grad():
+            return f.item(), self.manifold.rgrad(x, g)
+
+    def hessian(self, x: Points, u: Points) -> Points:
+        """H[u], H the second derivative of f∘R_x at 0, a tuple of tangent vectors at x.
+
+        ⟨H[u], v⟩_x = D²(f∘R_x)(0)[u, v]. Of a retraction of second order this is the Riemannian Hessian;
+        of any other it is that at critical points.
+        """
+        self.nhev += 1
+
+        def slope(w: Points) -> Points:
+            return grad(lambda w: self._value(*self.manifold.retract(x, w)))(w)
+
+        with torch.no_grad():
+            curvature = jvp(slope, (tuple(torch.zeros_like(t) for t in x),), (u,))[1]
+            return self.manifold.rgrad(x, curvature)
