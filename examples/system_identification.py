@@ -153,7 +153,8 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
         training.load(kept)
     for epoch in tqdm(range(training.done // args.every, args.epochs), disable=None):
         training.advance(args.every)
-        torch.save({**training.state(), "epoch": epoch}, last)
+        torch.save({**training.state(), "epoch": epoch}, last.with_suffix(".new"))
+        last.with_suffix(".new").replace(last)  # at once: a run that is killed here can be resumed
         if (epoch + 1) % max(1, args.epochs // 20) == 0:
             tqdm.write(
                 f"iteration {training.done}: mean error {means(training.curve)}, {time.perf_counter() - start:.0f} s"
@@ -196,6 +197,8 @@ def main(argv: list[str] | None = None) -> None:
     for name, meaning in FLAGS.items():
         add(f"--{name}", action="store_true", help=meaning)
     args = parse(parser, argv, PRESETS)
+    if args.batch > min(args.train, args.validation, args.test):
+        parser.error(f"--batch {args.batch} is more than --train, --validation or --test has")
     args.dimensions.sort()
     (capacity if args.capacity else run)(args)
 

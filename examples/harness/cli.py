@@ -160,14 +160,19 @@ def claim(args: argparse.Namespace) -> Path:
     out = args.out or new_folder(Path("runs") / args.experiment)
     last = out / "checkpoints" / "last.ckpt"
     if args.resume:
-        done = torch.load(last, weights_only=True)["epoch"] + 1
-        if done >= args.epochs:
+        kept = torch.load(last, weights_only=True)
+        if (done := kept["epoch"] + 1) >= args.epochs:
             raise SystemExit(f"{out} has had its {done} epochs: to go on, ask for more")
+        for name, state in kept.get("callbacks", {}).items():
+            if name.startswith("Patience") and state["wait_count"] >= args.patience:
+                raise SystemExit(
+                    f"{out} stopped {state['wait_count']} validations after its best: ask for more --patience"
+                )
     elif last.is_file():
         raise SystemExit(f"{out} holds a run already: continue it with --resume, or name another --out")
     out.mkdir(parents=True, exist_ok=True)
-    kept = {name: value for name, value in vars(args).items() if name not in ("resume", "out")}
-    (out / "settings.json").write_text(json.dumps(kept, default=str))
+    settings = {name: value for name, value in vars(args).items() if name not in ("resume", "out")}
+    (out / "settings.json").write_text(json.dumps(settings, default=str))
     return out
 
 

@@ -164,7 +164,7 @@ def fit(model: Sequences, train: Any, validation: Any, args: Namespace) -> L.Tra
         callbacks=[
             ModelCheckpoint(filename="best", monitor="val_loss", **checkpoints),
             ModelCheckpoint(filename="last", **checkpoints),
-            EarlyStopping("val_loss", patience=args.patience),
+            Patience("val_loss", patience=args.patience),
             *([TQDMProgressBar()] if terminal else [_Lines(args.epochs)] if main else []),
         ],
         logger=[CSVLogger(out, "csv"), TensorBoardLogger(out, "tensorboard")],
@@ -201,6 +201,13 @@ def health(result: dict[str, Any]) -> str:
     """The residual of W and the loss curve of an ``outcome``, in words."""
     curve = "finite" if result["finite"] else "NOT finite"
     return f"residual of W {result['residual']:.1e}, loss curve {curve}"
+
+
+class Patience(EarlyStopping):
+    """Early stopping that keeps count when a run is resumed, and takes the patience that is asked for then."""
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        super().load_state_dict({**state_dict, "patience": self.patience})
 
 
 class _Lines(L.Callback):

@@ -154,6 +154,16 @@ def test_resume_keeps_the_settings_and_takes_the_newest_run_that_began(digits, c
     assert Path("runs/sequential_digits/8/checkpoints/last.ckpt").is_file()
 
 
+def test_a_run_that_stopped_early_goes_on_only_with_more_patience(digits):
+    digits.main([*TINY, "--lr", "0", "--epochs", "9", "--patience", "1", "--out", "run"])
+    assert checkpoint("run")["epoch"] == 1  # the second validation was no better
+    with pytest.raises(SystemExit, match="run stopped 1 validations after its best"):
+        digits.main(["--resume", "--out", "run"])
+    assert checkpoint("run")["epoch"] == 1
+    digits.main(["--resume", "--patience", "3", "--out", "run"])
+    assert checkpoint("run")["epoch"] == 3
+
+
 @pytest.mark.parametrize("initial", ["identity", "haar"])
 def test_frozen_recurrence_stays_bitwise_and_everything_else_trains(digits, initial):
     states = {}

@@ -187,6 +187,13 @@ def test_resumed_run_has_the_trajectory_of_an_uninterrupted_one(script):
         script.main(["--smoke", "--out", "halves"])
 
 
+def test_a_batch_larger_than_a_part_of_the_data_is_refused(script, capsys):
+    with pytest.raises(SystemExit):
+        script.main(["--smoke", "--batch", "11", "--out", "run"])
+    assert "--batch 11 is more than" in capsys.readouterr().err
+    assert not Path("run").exists()
+
+
 def test_rates_fall_along_half_a_cosine(script):
     training = script.Training(settings(dimensions=[2], rates=[0.4]), [[0.4, 0.2]], total=4)
     seen = []
