@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Sequence
+import functools
+import operator
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
@@ -118,6 +120,4 @@ class Product:
         return sum(M.dim(*shape, dtype=dtype) for M, shape in zip(self.factors, shapes, strict=True))
 
     def _total(self, numbers: Points) -> Tensor:
-        weigh: Callable[[Tensor, float], Tensor] = lambda t, w: t.sum() if w == 1 else w * t.sum()  # noqa: E731
-        first, *others = (weigh(t, w) for t, w in zip(numbers, self.weights, strict=True))
-        return sum(others, first)
+        return functools.reduce(operator.add, (w * t.sum() for t, w in zip(numbers, self.weights, strict=True)))
