@@ -1,7 +1,24 @@
 """Full-batch solvers: :func:`minimize` a cost over a manifold, or a closure over a module's parameters."""
 
 from manopt_torch.solvers.base import Result, Solver, State, minimize
+from manopt_torch.solvers.conjugate_gradient import ConjugateGradient
+from manopt_torch.solvers.gradient_descent import GradientDescent
+from manopt_torch.solvers.lbfgs import LBFGS
+from manopt_torch.solvers.line_search import Armijo, HagerZhang, StrongWolfe
 from manopt_torch.solvers.module import minimize_module
 from manopt_torch.solvers.problem import Problem
 
-__all__ = ["Problem", "Result", "Solver", "State", "minimize", "minimize_module"]
+__all__ = [
+    "LBFGS",
+    "Armijo",
+    "ConjugateGradient",
+    "GradientDescent",
+    "HagerZhang",
+    "Problem",
+    "Result",
+    "Solver",
+    "State",
+    "StrongWolfe",
+    "minimize",
+    "minimize_module",
+]

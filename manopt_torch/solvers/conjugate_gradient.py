@@ -1,0 +1,108 @@
+"""Nonlinear conjugate gradients."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from typing import Literal, get_args
+
+from manopt_torch.manifolds.product import Points, Product
+from manopt_torch.solvers.base import Solver, State
+from manopt_torch.solvers.line_search import STUCK, Curve, HagerZhang, LineSearch, Trial
+from manopt_torch.solvers.problem import Problem, combine
+
+Rule = Literal["fletcher-reeves", "polak-ribiere", "hestenes-stiefel", "dai-yuan", "liu-storey", "hager-zhang"]
+
+
+@dataclasses.dataclass(frozen=True)
+class ConjugateState(State):
+    """``d`` the direction of the next search, ``trial`` its first t, ``age`` the steps since a restart."""
+
+    d: Points
+    trial: float
+    age: int
+
+
+@dataclasses.dataclass(frozen=True)
+class ConjugateGradient(Solver):
+    """Nonlinear conjugate gradients: x ← R_x(t d), d ← −g + β d', primes for what is carried to the new point.
+
+    With g the new gradient, g' the old and y = g − g'::
+
+        fletcher-reeves    ‖g‖²/‖g'‖²            hestenes-stiefel   max(0, ⟨g, y⟩/⟨d', y⟩)
+        polak-ribiere      max(0, ⟨g, y⟩/‖g'‖²)  liu-storey         max(0, ⟨g, y⟩/−⟨g', d'⟩)
+        dai-yuan           ‖g‖²/⟨d', y⟩          hager-zhang        ⟨g, y − 2 (‖y‖²/⟨d', y⟩) d'⟩/⟨d', y⟩
+
+    It starts anew from d = −g when d is no direction of descent, when successive gradients are far from orthogonal
+    (Powell's test |⟨g, g'⟩| ≥ powell ‖g‖²), and after as many steps as x has real entries.
+
+    Args:
+        rule: β. That of Hager and Zhang is bounded from below by −1/(‖d'‖ min(0.01, ‖g'‖)).
+        powell: of Powell's test; inf for none.
+        line_search: any of :mod:`manopt_torch.solvers.line_search`.
+
+    Raises:
+        ValueError: for a rule that is none of these, and for ``powell`` ≤ 0.
+
+    Reference: H. Sato, "Riemannian conjugate gradient methods: general framework and specific algorithms with
+    convergence analyses", 2022.
+    """
+
+    rule: Rule = "hestenes-stiefel"
+    powell: float = math.inf
+    line_search: LineSearch = HagerZhang(curvature=0.4)  # noqa: RUF009  # immutable
+
+    def __post_init__(self) -> None:
+        if self.rule not in get_args(Rule):
+            raise ValueError(f"rule must be one of {get_args(Rule)}, got {self.rule!r}")
+        if not self.powell > 0:
+            raise ValueError(f"powell must be positive, got {self.powell!r}")
+
+    def init(self, problem: Problem, x: Points) -> ConjugateState:
+        state = super().init(problem, x)
+        d = combine((-1.0, state.g))
+        return ConjugateState(state.x, state.f, state.g, state.norm, d, 1 / max(state.norm, 1e-300), 0)
+
+    def step(self, problem: Problem, state: ConjugateState) -> ConjugateState:
+        M = problem.manifold
+        curve = Curve(problem, state, state.d)
+        end = self.line_search(curve, state.trial)
+        if end is curve.start:
+            if state.age == 0:
+                return dataclasses.replace(state, halted=STUCK)
+            anew = dataclasses.replace(state, d=combine((-1.0, state.g)), trial=1 / state.norm, age=0)
+            return self.step(problem, anew)
+        _, d, old = M.move(state.x, combine((end.t, state.d)), state.d, state.g)
+        norm, age = M.norm(end.x, end.g).item(), state.age + 1
+        beta = self._beta(M, end, state, curve.start.slope, d, old)
+        overlap = abs(M.inner(end.x, end.g, old).item())
+        new = combine((-1.0, end.g), (beta, d))
+        slope = M.inner(end.x, end.g, new).item()
+        if (
+            not slope < -1e-10 * norm * M.norm(end.x, new).item()
+            or overlap >= self.powell * norm**2
+            or age >= sum(t.numel() * (2 if t.is_complex() else 1) for t in end.x)
+        ):
+            new, slope, age = combine((-1.0, end.g)), -(norm**2), 0
+        trial = end.t * curve.start.slope / slope if slope else end.t
+        return ConjugateState(end.x, end.f, end.g, norm, new, trial, age)
+
+    def _beta(self, M: Product, end: Trial, state: ConjugateState, slope: float, d: Points, old: Points) -> float:
+        """β of the rule; ``slope`` is ⟨g', d'⟩, ``d`` and ``old`` are d' and g' carried to the end of the step."""
+        y = combine((1.0, end.g), (-1.0, old))
+        gg, gy = M.inner(end.x, end.g, end.g).item(), M.inner(end.x, end.g, y).item()
+        bend = end.slope - slope  # ⟨d', y⟩, d' carried by the differentiated retraction
+        if self.rule == "fletcher-reeves":
+            return gg / state.norm**2
+        if self.rule == "polak-ribiere":
+            return max(0.0, gy / state.norm**2)
+        if self.rule == "liu-storey":
+            return max(0.0, gy / -slope)
+        if not bend > 0:
+            return 0.0
+        if self.rule == "dai-yuan":
+            return gg / bend
+        if self.rule == "hestenes-stiefel":
+            return max(0.0, gy / bend)
+        bound = -1 / (M.norm(state.x, state.d).item() * min(0.01, state.norm))
+        return max(bound, (gy - 2 * M.inner(end.x, y, y).item() * end.slope / bend) / bend)
