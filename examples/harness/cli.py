@@ -84,6 +84,7 @@ def training_parser(
         default=lr_manifold,
         help=f"that of constrained parameters ({'as --lr' if lr_manifold is None else '%(default)s'})",
     )
+    add("--lr-bias", type=float, help="that of the biases of modReLU, felt at every step of a sequence (as --lr)")
     add(
         "--schedule",
         default=schedule,

@@ -35,15 +35,19 @@ def make_optimizer(
     lr: float,
     lr_manifold: float | None = None,
     frame: Literal["tangent", "ambient"] = "ambient",
+    lr_bias: float | None = None,
 ) -> torch.optim.Optimizer:
     """One optimizer for all parameters of ``model``: ours, torch's of this name made Riemannian, or :func:`paper`.
 
     ``lr`` holds for constrained parameters too if ``lr_manifold`` is None, except that RiemannianAdam and
     RiemannianRMSprop, which move a whole matrix by it where the others move every entry, get √(n·p) times as much.
+    ``lr_bias`` is that of the biases of modReLU, ``lr`` if None.
     """
+    rates: dict[str, dict[str, float]] = {}
+    if lr_bias is not None:
+        rates = {name: {"lr": lr_bias} for name, _ in model.named_parameters() if name.endswith("modrelu.bias")}
     if name == "paper":
-        return paper(model, lr, 2 * lr if lr_manifold is None else lr_manifold)
-    rates = {}
+        return paper(model, lr, 2 * lr if lr_manifold is None else lr_manifold, rates)
     for weight, _ in named_manifolds(model):
         entries = model.get_parameter(weight).numel() if name in ("RiemannianAdam", "RiemannianRMSprop") else 1
         rates[weight] = {"lr": lr * math.sqrt(entries) if lr_manifold is None else lr_manifold}
@@ -53,7 +57,9 @@ def make_optimizer(
     return manopt_torch.optim.riemannian(getattr(torch.optim, name)(groups, lr=lr), frame=frame)
 
 
-def paper(model: nn.Module, lr: float, lr_manifold: float) -> torch.optim.Optimizer:
+def paper(
+    model: nn.Module, lr: float, lr_manifold: float, rates: dict[str, dict[str, float]] | None = None
+) -> torch.optim.Optimizer:
     """The recipe of Wisdom et al., 2016: W by Cayley steps of fixed length, everything else by RMSprop.
 
     ::
@@ -64,7 +70,8 @@ def paper(model: nn.Module, lr: float, lr_manifold: float) -> torch.optim.Optimi
     One RMSprop does both: with s kept at 1 its step is that of plain gradient descent, which ``frame="ambient"`` makes
     the step of ``RiemannianSGD`` (tested).
     """
-    groups = param_groups(model, {name: {"lr": lr_manifold, "alpha": 1.0} for name, _ in named_manifolds(model)})
+    steps = {name: {"lr": lr_manifold, "alpha": 1.0} for name, _ in named_manifolds(model)}
+    groups = param_groups(model, {**(rates or {}), **steps})
     optimizer = manopt_torch.optim.riemannian(torch.optim.RMSprop(groups, lr=lr, alpha=0.9), frame="ambient")
     for group in optimizer.param_groups:
         start = 1.0 if group["alpha"] == 1 else MEAN_SQUARE
@@ -123,7 +130,7 @@ class Sequences(L.LightningModule, abc.ABC):
 
 def optimizer_of(model: nn.Module, args: Namespace) -> torch.optim.Optimizer:
     """The optimizer that the command line asks for."""
-    return make_optimizer(model, args.optimizer, args.lr, args.lr_manifold, args.frame)
+    return make_optimizer(model, args.optimizer, args.lr, args.lr_manifold, args.frame, args.lr_bias)
 
 
 def cosine(optimizer: torch.optim.Optimizer, steps: int) -> dict[str, Any]:

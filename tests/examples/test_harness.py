@@ -151,6 +151,15 @@ def test_lambda_of_the_paper_recipe_is_lr():
     assert {repr(group["manifold"]): group["lr"] for group in groups} == {"Unitary()": 2e-3, "Euclidean()": 1e-3}
 
 
+@pytest.mark.parametrize("name", ["paper", "Adam", "RiemannianAdam"])
+def test_biases_of_modrelu_may_have_their_own_rate(name):
+    model = harness("models").SequenceModel("full", 2, 4, 3)
+    groups = harness("training").make_optimizer(model, name, 1e-3, lr_bias=1e-5).param_groups
+    bias = model.rnn.cells[0].modrelu.bias
+    assert {id(p) for group in groups if group["lr"] == 1e-5 for p in group["params"]} == {id(bias)}
+    assert sum(len(group["params"]) for group in groups) == len(list(model.parameters()))
+
+
 # ------------------------------------------------------------ generated batches
 def numbers(batch, generator):
     x = torch.rand(batch, 3, 1, generator=generator)
