@@ -141,7 +141,7 @@ def minimize(
         success, message = True, ""
         if state.norm <= tolerance:
             message = f"the gradient has norm {state.norm:.3g}, at most tolerance_grad = {tolerance:g}"
-        elif 0 < tolerance_change and change <= tolerance_change * max(1.0, abs(state.f)):
+        elif tolerance_change > 0 and change <= tolerance_change * max(1.0, abs(state.f)):
             message = f"the cost fell by {change:.3g}, relatively at most tolerance_change = {tolerance_change:g}"
         elif state.halted:
             success, message = False, f"{state.halted} (gradient norm {state.norm:.3g})"

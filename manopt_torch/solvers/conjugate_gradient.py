@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import math
 from typing import Literal, get_args
 
 from manopt_torch.manifolds.product import Points, Product
@@ -49,8 +48,8 @@ class ConjugateGradient(Solver):
     """
 
     rule: Rule = "hestenes-stiefel"
-    powell: float = math.inf
-    line_search: LineSearch = HagerZhang(curvature=0.4)  # noqa: RUF009  # immutable
+    powell: float = 0.2
+    line_search: LineSearch = HagerZhang(curvature=0.5)  # noqa: RUF009  # immutable
 
     def __post_init__(self) -> None:
         if self.rule not in get_args(Rule):
@@ -84,7 +83,11 @@ class ConjugateGradient(Solver):
             or age >= sum(t.numel() * (2 if t.is_complex() else 1) for t in end.x)
         ):
             new, slope, age = combine((-1.0, end.g)), -(norm**2), 0
+        # of the two guesses the shorter: an equal decrease to first order, and an equal curvature per unit of length
         trial = end.t * curve.start.slope / slope if slope else end.t
+        bend = (end.slope - curve.start.slope) / end.t * M.inner(end.x, new, new).item()
+        if bend > 0:
+            trial = min(trial, -slope * M.inner(state.x, state.d, state.d).item() / bend)
         return ConjugateState(end.x, end.f, end.g, norm, new, trial, age)
 
     def _beta(self, M: Product, end: Trial, state: ConjugateState, slope: float, d: Points, old: Points) -> float:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import abc
 import dataclasses
 import functools
+import itertools
 import math
 from collections.abc import Callable
 
@@ -61,7 +62,7 @@ class Curve:
     def at(self, t: float) -> Trial:
         """Evaluate the cost at R_x(t d)."""
         trial = Trial(t, *self.problem.along(self.start.x, self.d, t))
-        self.best = trial if trial.f < self.best.f else self.best
+        self.best = trial if -math.inf < trial.f < self.best.f else self.best
         return trial
 
 
@@ -74,6 +75,11 @@ class LineSearch(abc.ABC):
     """
 
     max_evaluations: int
+
+    def __post_init__(self) -> None:
+        bounds = {name: value for name, value in vars(self).items() if name != "max_evaluations"}
+        if not all(a < b for a, b in itertools.pairwise([0.0, *bounds.values(), 1.0])) or self.max_evaluations < 1:
+            raise ValueError(f"expected 0 < {' < '.join(bounds)} < 1 and max_evaluations >= 1, got {self!r}")
 
     @abc.abstractmethod
     def judge(self, curve: Curve, trial: Trial) -> int:
@@ -119,12 +125,6 @@ def _between(short: Trial, long: Trial) -> float:
     return short.t + width * min(max(part, 0.1), 0.9)
 
 
-def _check(**constants: float) -> None:
-    for name, value in constants.items():
-        if not 0 < value < 1:
-            raise ValueError(f"{name} must lie between 0 and 1, got {value!r}")
-
-
 @dataclasses.dataclass(frozen=True)
 class Armijo(LineSearch):
     """Sufficient decrease, by backtracking: φ(t) ≤ φ(0) + c₁ t φ'(0).
@@ -138,9 +138,6 @@ class Armijo(LineSearch):
 
     decrease: float = 1e-4
     max_evaluations: int = 25
-
-    def __post_init__(self) -> None:
-        _check(decrease=self.decrease)
 
     def judge(self, curve: Curve, trial: Trial) -> int:
         enough = trial.f <= curve.start.f + self.decrease * trial.t * curve.start.slope
@@ -162,9 +159,6 @@ class StrongWolfe(LineSearch):
     decrease: float = 1e-4
     curvature: float = 0.4
     max_evaluations: int = 25
-
-    def __post_init__(self) -> None:
-        _check(decrease=self.decrease, curvature=self.curvature)
 
     def judge(self, curve: Curve, trial: Trial) -> int:
         f, slope = curve.start.f, curve.start.slope
@@ -191,9 +185,6 @@ class HagerZhang(LineSearch):
     decrease: float = 0.1
     curvature: float = 0.9
     max_evaluations: int = 25
-
-    def __post_init__(self) -> None:
-        _check(decrease=self.decrease, curvature=self.curvature)
 
     def judge(self, curve: Curve, trial: Trial) -> int:
         f, slope = curve.start.f, curve.start.slope
