@@ -1,10 +1,11 @@
-"""The laws that manifolds and optimizers obey, as functions that can be run on any class, your own included.
+"""The laws that manifolds, optimizers and solvers obey, as functions that can be run on any class, your own included.
 
 ::
 
     check_manifold(MyManifold(), (5, 3))                            # every law, four dtypes, two batch shapes
     check_manifold(MyManifold(), (5, 3), laws=["M2", "M3"])         # some
     check_optimizer(lambda groups: MyOptimizer(groups, lr=0.1), Stiefel(), (5, 3))
+    check_solver(LBFGS(), Stiefel(), (5, 3))
     check_gradient(M, f, x); check_hessian(M, f, x)                 # is M right for this f, and f smooth at x?
 
 A law that is broken raises :class:`LawViolation`, which names the law, what was measured and what is allowed. Nothing
@@ -19,6 +20,7 @@ from __future__ import annotations
 import copy
 import dataclasses
 import io
+import itertools
 import math
 import pickle
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -30,6 +32,8 @@ from torch.autograd.gradcheck import GradcheckError, gradcheck
 from torch.func import jvp, vmap
 
 from manopt_torch.manifolds import Manifold
+from manopt_torch.manifolds.product import Product
+from manopt_torch.solvers import Problem, Result, Solver, minimize
 
 DTYPES = (torch.float32, torch.float64, torch.complex64, torch.complex128)
 BATCH_SHAPES: tuple[tuple[int, ...], ...] = ((), (2, 3))
@@ -73,6 +77,7 @@ class Law(NamedTuple):
 #: every law by its name, in the order in which they are checked
 MANIFOLD_LAWS: dict[str, Law] = {}
 OPTIMIZER_LAWS: dict[str, Law] = {}
+SOLVER_LAWS: dict[str, Law] = {}
 
 Check = TypeVar("Check", bound=Callable[[Any], None])
 
@@ -1354,7 +1359,7 @@ def _wrapped_twin(s: _Training) -> None:
 Map = Callable[[Tensor], Tensor]
 
 
-def _isometries(s: _Training) -> Iterator[tuple[str, Map, Map]]:
+def _isometries(s: _Training | _Search) -> Iterator[tuple[str, Map, Map]]:
     """Linear maps (and inverses) that are isometries of the manifold, and that its retraction respects."""
     wide, shape = _fine(s.dtype), s.shape
 
@@ -1661,3 +1666,204 @@ def _drift(s: _Training) -> None:
     """O1 over 1000 steps in single precision."""
     single = torch.complex64 if s.dtype.is_complex else torch.float32
     _stay(_Training(s.law, s.manifold, s.shape, single, s.factory), 1000, 50)
+
+
+# ====================================================================== solvers
+class _Search(_Setting):
+    """A solver under test, and a cost with a known minimum, 0 at two target points: ½ Σ w |x − a|², w from 1 to 8."""
+
+    def __init__(
+        self, law: str, manifold: Manifold, shape: tuple[int, ...], dtype: torch.dtype, solver: Solver
+    ) -> None:
+        super().__init__(law, manifold, shape, (2,), dtype)
+        self.solver = solver
+        self.target = self.point()
+        self.start = manifold.retract(self.target, self.step(self.target, 0.5))
+        weights = torch.linspace(1, 8, self.target.numel(), dtype=dtype.to_real())
+        self.weights = weights[torch.randperm(len(weights), generator=self.generator)].reshape(self.target.shape)
+
+    def at(self) -> Tensor:
+        """A single point."""
+        return self.point()[0]
+
+    def cost(self, x: Tensor) -> Tensor:
+        return (self.weights * (x - self.target).abs().square()).sum() / 2
+
+    def states(
+        self, steps: int, cost: Callable[[Tensor], Tensor] | None = None, start: Tensor | None = None
+    ) -> list[Any]:
+        """The states of so many steps, or of fewer if the solver halts."""
+        problem = Problem(self.cost if cost is None else cost, Product(self.manifold))
+        states = [self.solver.init(problem, (self.start if start is None else start,))]
+        while len(states) <= steps and not states[-1].halted and states[-1].norm > 0:
+            states.append(self.solver.step(problem, states[-1]))
+        return states
+
+    def minimize(self, **settings: Any) -> Result:
+        single = torch.finfo(self.dtype).eps > 1e-10
+        settings = {"tolerance_grad": 1e-4 if single else 1e-9, "cost": self.cost, "x0": self.start, **settings}
+        return minimize(manifold=self.manifold, solver=self.solver, **settings)
+
+    def rounding(self, value: float) -> float:
+        """What a cost of this size is uncertain by."""
+        return self.tolerance * abs(value)
+
+
+def check_solver(
+    solver: Solver,
+    manifold: Manifold,
+    shape: tuple[int, ...] | None = None,
+    *,
+    dtypes: Iterable[torch.dtype] = (torch.float64, torch.complex64),
+    laws: Iterable[str] | None = None,
+) -> list[str]:
+    """Check the laws S1 to S10 on ``solver``; the names of those that applied are returned.
+
+    Args:
+        solver: such as ``LBFGS()``. Exemptions are read from it.
+        manifold, shape: where to minimize; the first of ``manifold.event_shapes`` by default.
+        dtypes: where to check.
+        laws: names or numbers of laws; all by default. ``testing.SOLVER_LAWS`` lists them.
+
+    Raises:
+        LawViolation: the first law that does not hold.
+    """
+    event = tuple(manifold.event_shapes[0] if shape is None else shape)
+    dtypes, applied = some(dtypes=dtypes), []
+    for name, law in select_laws(SOLVER_LAWS, laws).items():
+        settings = (_Search(name, manifold, event, dtype, solver) for dtype in dtypes)
+        if _hold(name, law, settings, exemption(name, solver)):
+            applied.append(name)
+    return applied
+
+
+@_law(SOLVER_LAWS, "S1 points stay on the manifold, in their dtype")
+def _points_kept(s: _Search) -> None:
+    for state in s.states(30):
+        (x,) = state.x
+        s.require(x.dtype == s.dtype and x.shape == s.start.shape, f"got {tuple(x.shape)}, {x.dtype}")
+        s.small("residual", s.manifold.residual(x), s.tolerance)
+
+
+@_law(SOLVER_LAWS, "S2 the cost never rises")
+def _monotone(s: _Search) -> None:
+    """f(x_{k+1}) ≤ f(x_k), but for rounding errors."""
+    costs = [s.cost(*state.x).item() for state in s.states(30)]
+    for k, (before, after) in enumerate(itertools.pairwise(costs)):
+        s.small(f"rise of the cost in step {k + 1}", max(0.0, after - before), s.rounding(before))
+
+
+@_law(SOLVER_LAWS, "S3 a state says what is at its point")
+def _states_true(s: _Search) -> None:
+    """f, g and norm of a state are the cost, its Riemannian gradient and the norm of that at x."""
+    scale = 16 * s.condition(s.start[0], s.target[0])
+    for state in s.states(10):
+        x = state.x[0].detach().requires_grad_()
+        f = s.cost(x)
+        g = s.manifold.rgrad(x.detach(), *torch.autograd.grad(f, x))
+        s.small("f", state.f - f.item(), s.rounding(f.item()))
+        s.close("g", state.g[0], g, scale)
+        s.small("norm", state.norm - s.manifold.norm(x.detach(), g).square().sum().sqrt().item(), scale * s.tolerance)
+
+
+@_law(SOLVER_LAWS, "S4 what is remembered is tangent")
+def _memory_tangent(s: _Search) -> None:
+    """Every tensor in a state but x, of the shape of x, is a tangent vector at x."""
+
+    def tensors(value: Any) -> Iterator[Tensor]:
+        if isinstance(value, Tensor) and value.shape == s.start.shape:
+            yield value
+        elif isinstance(value, (tuple, list)):
+            for member in value:
+                yield from tensors(member)
+
+    for state in s.states(10):
+        for field in dataclasses.fields(state):
+            for v in tensors(getattr(state, field.name)) if field.name != "x" else ():
+                s.close(f"{field.name}, projected", s.manifold.project(state.x[0], v), v, 16 * s.condition(s.start[0]))
+
+
+@_law(SOLVER_LAWS, "S5 evaluations are counted")
+def _counted(s: _Search) -> None:
+    """The cost runs nfev + nhev times and gradients are made Riemannian njev + nhev times, 1 and 1 at the start."""
+    counts = {"cost": 0, "rgrad": 0}
+    kind = type(s.manifold)
+
+    def rgrad(self: Manifold, x: Tensor, g: Tensor) -> Tensor:
+        counts["rgrad"] += 1
+        return kind.rgrad(self, x, g)
+
+    def cost(x: Tensor) -> Tensor:
+        counts["cost"] += 1
+        return s.cost(x)
+
+    counting = type(kind.__name__, (kind,), {"rgrad": rgrad})
+    fields = {f.name: getattr(s.manifold, f.name) for f in dataclasses.fields(s.manifold)}  # type: ignore[arg-type]
+    for limit in (0, 5):
+        counts.update(cost=0, rgrad=0)
+        r = minimize(cost, counting(**fields), s.start, s.solver, max_iter=limit, tolerance_grad=0.0)
+        s.require(counts["cost"] == r.nfev + r.nhev, f"{counts['cost']} runs of the cost, nfev {r.nfev}, nhev {r.nhev}")
+        s.require(counts["rgrad"] == r.njev + r.nhev, f"{counts['rgrad']} gradients, njev {r.njev}, nhev {r.nhev}")
+        s.require(limit > 0 or (r.nfev, r.njev, r.nhev) == (1, 1, 0), "the start takes one cost and one gradient")
+
+
+@_law(SOLVER_LAWS, "S6 the optimum is found")
+def _optimum(s: _Search) -> None:
+    r = s.minimize()
+    single = torch.finfo(s.dtype).eps > 1e-10
+    s.require(r.success, f"stopped by: {r.message}")
+    s.small("x − a", r.x - s.target, 1e-3 if single else 1e-8)
+    s.small("the cost, 0 at the optimum,", r.fun, 1e-6 if single else 1e-15)
+
+
+@_law(SOLVER_LAWS, "S7 a critical start is kept")
+def _critical(s: _Search) -> None:
+    """A constant cost, and a start at the optimum: success at once, with the bits of the start."""
+    constants = (lambda x: 0 * x.abs().sum() + 3, lambda x: torch.tensor(3.0, dtype=x.dtype.to_real()))
+    for f, x, value in [*((c, s.start, 3.0) for c in constants), (s.cost, s.target, 0.0)]:
+        for tolerance in (None, 0.0):
+            r = s.minimize(cost=f, x0=x, tolerance_grad=tolerance)
+            s.require(r.success and r.nit == 0, f"nit = {r.nit}, stopped by: {r.message}")
+            s.require(torch.equal(r.x, x) and r.fun == value, f"the start was left, fun = {r.fun}")
+
+
+@_law(SOLVER_LAWS, "S8 a run leaves nothing behind")
+def _clean(s: _Search) -> None:
+    """The start keeps its bits and shares no memory with the result; a second run gives the same bits."""
+    start, solver = s.start.clone(), copy.deepcopy(s.solver)
+    first, second = s.minimize(max_iter=6), s.minimize(max_iter=6)
+    s.require(torch.equal(s.start, start), "x0 was written to")
+    s.require(
+        first.x.data_ptr() != s.start.data_ptr() and not first.x.requires_grad, "the result is x0, or has a graph"
+    )
+    s.require(torch.equal(first.x, second.x) and first == dataclasses.replace(second, x=first.x), "another run differs")
+    s.require(s.solver == solver, f"the solver changed from {solver!r} to {s.solver!r}")
+
+
+@_law(SOLVER_LAWS, "S9 an isometry maps iterates to iterates")
+def _solver_equivariant(s: _Search) -> None:
+    """For an isometry φ, the iterates of f∘φ⁻¹ from φ(x₀) are φ of the iterates of f from x₀."""
+    found = False
+    for name, there, back in _isometries(s):
+        found = True
+        here = s.states(4)
+        images = s.states(4, lambda y, back=back: s.cost(back(y)), there(s.start))  # type: ignore[misc]
+        s.require(len(here) == len(images), f"{name}: halts after {len(here) - 1} steps, its image {len(images) - 1}")
+        for k, (a, b) in enumerate(zip(here, images, strict=True)):
+            s.close(f"{name} after {k} steps", b.x[0], there(a.x[0]), GROWTH * s.condition(s.start[0]))
+    if not found:
+        raise NotApplicable
+
+
+@_law(SOLVER_LAWS, "S10 where the cost is not a number is not entered")
+def _barrier(s: _Search) -> None:
+    """−Σ log(1 − |x − a|²/r²) from just inside the ball outside which it is NaN: costs are finite, and get small."""
+    start = s.manifold.retract(s.target, s.step(s.target, 0.2))
+    radius = 1.2 * (start - s.target).abs().square().sum().sqrt()
+
+    def cost(x: Tensor) -> Tensor:
+        return -torch.log1p(-((x - s.target).abs().square().sum() / radius**2))
+
+    states = s.states(30, cost, start)
+    s.require(all(math.isfinite(state.f) and math.isfinite(state.norm) for state in states), "a cost is not finite")
+    s.small("the cost, relative to the start's", states[-1].f / states[0].f, 1e-3)

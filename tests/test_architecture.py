@@ -22,9 +22,9 @@ PACKAGE = "manopt_torch"
 LEVELS = {
     "_version": 0, "precision": 0, "linalg": 0, "spectral": 0, "orthonormal": 0, "definite": 0, "special": 0,
     "distributions": 1, "manifolds": 1,
-    "parameter": 2, "parametrize": 2, "interop": 2, "storage": 2, "distributed": 2, "testing": 2,
+    "parameter": 2, "parametrize": 2, "interop": 2, "storage": 2, "distributed": 2,
     "optim": 3, "solvers": 3, "nn": 3,
-    "stochastic": 4,
+    "stochastic": 4, "testing": 4,
 }  # fmt: skip
 # Inside a folder `__init__` imports all. What neighbours share stands here, lowest first: each may import what stands
 # before it, the rest of the folder may import all of it, and nothing else. The kernels (level 0) count as a folder.

@@ -71,7 +71,7 @@ class ConjugateGradient(Solver):
                 return dataclasses.replace(state, halted=STUCK)
             anew = dataclasses.replace(state, d=combine((-1.0, state.g)), trial=1 / state.norm, age=0)
             return self.step(problem, anew)
-        _, d, old = M.move(state.x, combine((end.t, state.d)), state.d, state.g)
+        _, d, old = M.move(state.x, combine((end.step, state.d)), state.d, state.g)
         norm, age = M.norm(end.x, end.g).item(), state.age + 1
         beta = self._beta(M, end, state, curve.start.slope, d, old)
         overlap = abs(M.inner(end.x, end.g, old).item())
@@ -84,8 +84,8 @@ class ConjugateGradient(Solver):
         ):
             new, slope, age = combine((-1.0, end.g)), -(norm**2), 0
         # of the two guesses the shorter: an equal decrease to first order, and an equal curvature per unit of length
-        trial = end.t * curve.start.slope / slope if slope else end.t
-        bend = (end.slope - curve.start.slope) / end.t * M.inner(end.x, new, new).item()
+        trial = end.step * curve.start.slope / slope if slope else end.step
+        bend = (end.slope - curve.start.slope) / end.step * M.inner(end.x, new, new).item()
         if bend > 0:
             trial = min(trial, -slope * M.inner(state.x, state.d, state.d).item() / bend)
         return ConjugateState(end.x, end.f, end.g, norm, new, trial, age)

@@ -42,6 +42,6 @@ class GradientDescent(Solver):
         end = self.line_search(curve, state.trial)
         if end is curve.start:
             return dataclasses.replace(state, halted=STUCK)
-        bend = (end.slope - curve.start.slope) / end.t
-        trial = -curve.start.slope / bend if bend > 0 else 10 * end.t
+        bend = (end.slope - curve.start.slope) / end.step
+        trial = -curve.start.slope / bend if bend > 0 else 10 * end.step
         return DescentState(end.x, end.f, end.g, problem.manifold.norm(end.x, end.g).item(), trial)

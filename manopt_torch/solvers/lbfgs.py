@@ -60,7 +60,7 @@ class LBFGS(Solver):
             if not state.pairs:
                 return dataclasses.replace(state, halted=STUCK)
             return self.step(problem, dataclasses.replace(state, pairs=(), scale=1 / state.norm))
-        u = combine((end.t, curve.d))
+        u = combine((end.step, curve.d))
         kept = state.pairs[-self.history + 1 :] if self.history > 1 else ()
         _, s, old, *carried = M.move(state.x, u, u, state.g, *(v for pair in kept for v in pair[:2]))
         pairs = [(a, b, p[2]) for a, b, p in zip(carried[::2], carried[1::2], kept, strict=True)]

@@ -22,10 +22,10 @@ STUCK = "no lower cost was found along the gradient: at working precision this i
 
 
 class Trial:
-    """The point at ``t`` of a :class:`Curve`: ``x`` = R_x(t d), ``f`` the cost there; gradient and slope when asked."""
+    """The point of a :class:`Curve` at t = ``step``: ``x`` = R_x(t d), ``f`` the cost there; derivatives when asked."""
 
     def __init__(self, t: float, x: Points, f: float, derivatives: Callable[[], tuple[Points, float]]) -> None:
-        self.t, self.x, self.f, self._derivatives = t, x, f, derivatives
+        self.step, self.x, self.f, self._derivatives = t, x, f, derivatives
 
     @functools.cached_property
     def derivatives(self) -> tuple[Points, float]:
@@ -99,7 +99,9 @@ class LineSearch(abc.ABC):
                 before, short = short, trial
             else:
                 long = trial
-            if (long is None and t == curve.limit) or (long is not None and long.t - short.t <= 1e-15 * long.t):
+            if (long is None and t == curve.limit) or (
+                long is not None and long.step - short.step <= 1e-15 * long.step
+            ):
                 break
             t = _beyond(before, short) if long is None else _between(short, long)
         return curve.best if math.isfinite(curve.best.slope) else curve.start
@@ -107,22 +109,22 @@ class LineSearch(abc.ABC):
 
 def _beyond(before: Trial, short: Trial) -> float:
     """Where the slope vanishes if it continues to change as between the two; 1.1 to 10 times as far as ``short``."""
-    bend = (short.slope - before.slope) / (short.t - before.t)
-    return short.t + min(max(-short.slope / bend, 0.1 * short.t), 9 * short.t) if bend > 0 else 10 * short.t
+    bend = (short.slope - before.slope) / (short.step - before.step)
+    return short.step + min(max(-short.slope / bend, 0.1 * short.step), 9 * short.step) if bend > 0 else 10 * short.step
 
 
 def _between(short: Trial, long: Trial) -> float:
     """The minimum of the parabola through slope and cost of ``short`` and the cost of ``long``, or where its slope is
     known through both slopes; a tenth of the interval away from both ends."""
-    width = long.t - short.t
+    width = long.step - short.step
     if not math.isfinite(long.f):
-        return short.t + 0.2 * width
+        return short.step + 0.2 * width
     if "derivatives" in vars(long):
         bend = (long.slope - short.slope) / width
     else:
         bend = 2 * (long.f - short.f - short.slope * width) / width**2
     part = -short.slope / (bend * width) if bend > 0 else 0.5
-    return short.t + width * min(max(part, 0.1), 0.9)
+    return short.step + width * min(max(part, 0.1), 0.9)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -140,7 +142,7 @@ class Armijo(LineSearch):
     max_evaluations: int = 25
 
     def judge(self, curve: Curve, trial: Trial) -> int:
-        enough = trial.f <= curve.start.f + self.decrease * trial.t * curve.start.slope
+        enough = trial.f <= curve.start.f + self.decrease * trial.step * curve.start.slope
         return 0 if enough and trial.f < curve.start.f and math.isfinite(trial.slope) else 1
 
 
@@ -162,7 +164,7 @@ class StrongWolfe(LineSearch):
 
     def judge(self, curve: Curve, trial: Trial) -> int:
         f, slope = curve.start.f, curve.start.slope
-        if not (trial.f <= f + self.decrease * trial.t * slope and trial.f < f and math.isfinite(trial.slope)):
+        if not (trial.f <= f + self.decrease * trial.step * slope and trial.f < f and math.isfinite(trial.slope)):
             return 1
         return 0 if abs(trial.slope) <= -self.curvature * slope else int(math.copysign(1, trial.slope))
 
@@ -190,7 +192,7 @@ class HagerZhang(LineSearch):
         f, slope = curve.start.f, curve.start.slope
         if not (trial.f <= f + curve.rounding and math.isfinite(trial.slope)):
             return 1
-        lower = trial.f < f and trial.f <= f + self.decrease * trial.t * slope
+        lower = trial.f < f and trial.f <= f + self.decrease * trial.step * slope
         if trial.slope >= self.curvature * slope and (lower or trial.slope <= (2 * self.decrease - 1) * slope):
             return 0
         return 1 if trial.slope >= 0 else -1

@@ -1,7 +1,8 @@
-"""Small healthy manifolds and optimizers, and broken ones: each must be refused by the law that names its fault.
+"""Small healthy manifolds, optimizers and solvers, and broken ones: each must be refused by the law of its fault.
 
-``MANIFOLDS`` and ``OPTIMIZERS`` map a healthy class to its faulty subclasses; ``law`` of a faulty class is the law that
-must refuse it. Concrete classes are subclassed here and nowhere else: a fault is the difference to the healthy class.
+``MANIFOLDS``, ``OPTIMIZERS`` and ``SOLVERS`` map a healthy class to its faulty subclasses; ``law`` of a faulty class is
+the law that must refuse it. Concrete classes are subclassed here and nowhere else: a fault is the difference to the
+healthy class.
 """
 
 from __future__ import annotations
@@ -14,6 +15,8 @@ import torch
 from torch import Tensor
 
 from manopt_torch.manifolds import Manifold
+from manopt_torch.solvers import Problem, Solver, State
+from manopt_torch.solvers.problem import combine
 
 
 def gaussian(shape: tuple[int, ...], dtype: Any, device: Any, generator: Any) -> Tensor:
@@ -945,6 +948,194 @@ class SkipsRetraction(Descent):
         return (p + u, buffer) if self.count > 1200 else super().carry(M, p, u, buffer)
 
 
+# ====================================================================== healthy solvers
+@dataclass(frozen=True)
+class DirectionState(State):
+    d: tuple[Tensor, ...]
+
+
+@dataclass(frozen=True)
+class Conjugate(Solver):
+    """Conjugate gradients of Polak and Ribière: steps are halved from 1 until the cost falls enough."""
+
+    def init(self, problem: Problem, x: Any) -> DirectionState:
+        state = super().init(problem, x)
+        return DirectionState(state.x, state.f, state.g, state.norm, combine((-1.0, state.g)))
+
+    def step(self, problem: Problem, state: Any) -> Any:
+        for d in (state.d, combine((-1.0, state.g))):
+            slope = self.dot(problem, state.x, state.g, d)
+            t = 1.0
+            while slope < 0 and t > 1e-9:
+                u = combine((t, d))
+                y = self.retract(problem, state.x, u)
+                f, g = self.evaluate(problem, y)
+                if self.accept(f - state.f, t * slope):
+                    return self.arrived(problem, state, u, d, y, f, g)
+                t /= 2
+        return dataclasses.replace(state, halted="no lower cost was found")
+
+    def dot(self, problem: Problem, x: Any, u: Any, v: Any) -> float:
+        return problem.manifold.inner(x, u, v).item()
+
+    def retract(self, problem: Problem, x: Any, u: Any) -> Any:
+        return problem.manifold.retract(x, u)
+
+    def evaluate(self, problem: Problem, y: Any) -> Any:
+        return problem.gradient(y)
+
+    def accept(self, change: float, expected: float) -> bool:
+        return change <= 0.1 * expected
+
+    def carry(self, problem: Problem, x: Any, u: Any, *vs: Any) -> Any:
+        return problem.manifold.move(x, u, *vs)[1:]
+
+    def arrived(self, problem: Problem, state: Any, u: Any, d: Any, y: Any, f: float, g: Any) -> Any:
+        d, old = self.carry(problem, state.x, u, d, state.g)
+        beta = max(0.0, self.dot(problem, y, g, combine((1.0, g), (-1.0, old))) / state.norm**2)
+        return DirectionState(y, f, g, problem.manifold.norm(y, g).item(), combine((-1.0, g), (beta, d)))
+
+
+# ---------------------------------------------------------------------- solvers with a fault
+class AddsTheStep(Conjugate):
+    law = "S1 points stay on the manifold, in their dtype"
+
+    def retract(self, problem: Problem, x: Any, u: Any) -> Any:
+        return combine((1.0, x), (1.0, u))
+
+
+class ComputesInDouble(Conjugate):
+    law = "S1 points stay on the manifold, in their dtype"
+
+    def retract(self, problem: Problem, x: Any, u: Any) -> Any:
+        wide = [tuple(t.to(torch.promote_types(t.dtype, torch.float64)) for t in part) for part in (x, u)]
+        return problem.manifold.retract(*wide)
+
+
+class AcceptsAnything(Conjugate):
+    """A wrong sign of β, and no search that would notice."""
+
+    law = "S2 the cost never rises"
+
+    def accept(self, change: float, expected: float) -> bool:
+        return True
+
+    def arrived(self, problem: Problem, state: Any, *where: Any) -> Any:
+        return super().arrived(problem, dataclasses.replace(state, d=combine((-1.0, state.d))), *where)
+
+
+class OldGradient(Conjugate):
+    """The gradient of the point before."""
+
+    law = "S3 a state says what is at its point"
+
+    def arrived(self, problem: Problem, state: Any, u: Any, d: Any, y: Any, f: float, g: Any) -> Any:
+        (old,) = self.carry(problem, state.x, u, state.g)
+        return dataclasses.replace(super().arrived(problem, state, u, d, y, f, g), g=old)
+
+
+class NormOfEntries(Conjugate):
+    """The norm of the gradient is its largest entry."""
+
+    law = "S3 a state says what is at its point"
+
+    def arrived(self, *where: Any) -> Any:
+        state = super().arrived(*where)
+        return dataclasses.replace(state, norm=max(t.abs().max().item() for t in state.g))
+
+
+class ForgetsToCarry(Conjugate):
+    law = "S4 what is remembered is tangent"
+
+    def carry(self, problem: Problem, x: Any, u: Any, *vs: Any) -> Any:
+        return vs
+
+
+class CountsAccepted(Conjugate):
+    """Trials that were rejected are not counted."""
+
+    law = "S5 evaluations are counted"
+
+    def evaluate(self, problem: Problem, y: Any) -> Any:
+        before = problem.nfev, problem.njev
+        found = problem.gradient(y)
+        problem.nfev, problem.njev = before
+        return found
+
+
+class EvaluatesTwice(Conjugate):
+    """The gradient of the accepted point is computed again, behind the back of the problem."""
+
+    law = "S5 evaluations are counted"
+
+    def arrived(self, problem: Problem, state: Any, u: Any, d: Any, y: Any, f: float, g: Any) -> Any:
+        counts = problem.nfev, problem.njev
+        f, g = problem.gradient(y)
+        problem.nfev, problem.njev = counts
+        return super().arrived(problem, state, u, d, y, f, g)
+
+
+class GivesUp(Conjugate):
+    """Halts when a step gains little."""
+
+    law = "S6 the optimum is found"
+
+    def arrived(self, problem: Problem, state: Any, *where: Any) -> Any:
+        end = super().arrived(problem, state, *where)
+        return dataclasses.replace(end, halted="little was gained") if end.f > state.f - 1e-6 else end
+
+
+class ShakesTheStart(Conjugate):
+    """A small step away from the start, lest it be a saddle."""
+
+    law = "S7 a critical start is kept"
+
+    def init(self, problem: Problem, x: Any) -> DirectionState:
+        shaken = tuple(t + 1e-3 for t in x)
+        return super().init(problem, problem.manifold.retract(x, problem.manifold.project(x, shaken)))
+
+
+class NormalizesTheGradient(Conjugate):
+    """pymanopt's: the first direction is −g/‖g‖ though g is zero; and the start is moved along it."""
+
+    law = "S7 a critical start is kept"
+
+    def init(self, problem: Problem, x: Any) -> DirectionState:
+        state = super().init(problem, x)
+        return super().init(problem, self.retract(problem, x, combine((-1e-6 / torch.tensor(state.norm), state.g))))
+
+
+class RemembersTheLastRun(Conjugate):
+    """The number of steps so far decides how much decrease is enough."""
+
+    law = "S8 a run leaves nothing behind"
+    accepted: ClassVar[list[float]] = []
+
+    def retract(self, problem: Problem, x: Any, u: Any) -> Any:
+        self.accepted.append(1.0)
+        return super().retract(problem, x, combine((1 + 1e-3 * len(self.accepted) ** -0.5, u)))
+
+
+class Entrywise(Conjugate):
+    """The step is rescaled entry by entry."""
+
+    law = "S9 an isometry maps iterates to iterates"
+
+    def arrived(self, problem: Problem, *where: Any) -> Any:
+        state = super().arrived(problem, *where)
+        scaled = tuple(-t / (t.abs() + state.norm).sqrt() for t in state.g)
+        return dataclasses.replace(state, d=problem.manifold.project(state.x, scaled))
+
+
+class AcceptsNaN(Conjugate):
+    """NaN compares as false."""
+
+    law = "S10 where the cost is not a number is not entered"
+
+    def accept(self, change: float, expected: float) -> bool:
+        return not change > 0.1 * expected
+
+
 def build(kind: type) -> Any:
     """A manifold of this class, its option away from the default if it has one."""
     return kind(*(2 for _ in dataclasses.fields(kind)))
@@ -957,3 +1148,4 @@ def faulty(healthy: type) -> list[type]:
 
 MANIFOLDS = {Frames: faulty(Frames), Ball: faulty(Ball), Positive: faulty(Positive)}
 OPTIMIZERS = {Descent: faulty(Descent), Adaptive: faulty(Adaptive)}
+SOLVERS = {Conjugate: faulty(Conjugate)}

@@ -5,21 +5,24 @@ from typing import ClassVar
 
 import pytest
 import torch
-from faulty import MANIFOLDS, OPTIMIZERS, Adaptive, Ball, Descent, Frames, Positive, build
+from faulty import MANIFOLDS, OPTIMIZERS, SOLVERS, Adaptive, Ball, Conjugate, Descent, Frames, Positive, build
 
 from manopt_torch.manifolds import Manifold
 from manopt_torch.testing import (
     DTYPES,
     MANIFOLD_LAWS,
     OPTIMIZER_LAWS,
+    SOLVER_LAWS,
     LawViolation,
     check_manifold,
     check_optimizer,
+    check_solver,
 )
 
 DTYPES_OF = {Frames: DTYPES, Ball: DTYPES, Positive: (torch.float32, torch.float64)}
 FAULTY_MANIFOLDS = [(h, f) for h, faulty in MANIFOLDS.items() for f in faulty]
 FAULTY_OPTIMIZERS = [f for faulty in OPTIMIZERS.values() for f in faulty]
+FAULTY_SOLVERS = [f for faulty in SOLVERS.values() for f in faulty]
 
 
 def momentum(groups):
@@ -58,9 +61,22 @@ def test_faulty_optimizers_are_refused(faulty):
     assert "Ball()" in str(refusal.value)
 
 
+@pytest.mark.parametrize("manifold", [Frames(), Ball()], ids=repr)
+def test_a_healthy_solver_obeys_every_law(manifold):
+    assert set(check_solver(Conjugate(), manifold)) == set(SOLVER_LAWS)
+
+
+@pytest.mark.parametrize("faulty", FAULTY_SOLVERS, ids=lambda c: c.__name__)
+def test_faulty_solvers_are_refused(faulty):
+    with pytest.raises(LawViolation) as refusal:
+        check_solver(faulty(), Ball(), laws=[faulty.law])
+    assert refusal.value.law == faulty.law
+    assert "Ball()" in str(refusal.value)
+
+
 def test_every_law_refuses_somebody():
-    refusing = {f.law for _, f in FAULTY_MANIFOLDS} | {f.law for f in FAULTY_OPTIMIZERS}
-    assert refusing == {*MANIFOLD_LAWS, *OPTIMIZER_LAWS}
+    refusing = {f.law for f in (*(f for _, f in FAULTY_MANIFOLDS), *FAULTY_OPTIMIZERS, *FAULTY_SOLVERS)}
+    assert refusing == {*MANIFOLD_LAWS, *OPTIMIZER_LAWS, *SOLVER_LAWS}
 
 
 @dataclasses.dataclass(frozen=True)
