@@ -112,3 +112,39 @@ def test_equal_lstm_has_as_many_parameters_as_the_unitary_rnn_has_dimensions(loa
     lstm = torch.nn.LSTM(1, n)
     assert sum(p.numel() for p in lstm.parameters()) == 4 * n * n + 12 * n
     assert 4 * n * n + 12 * n == pytest.approx(128**2 + 5 * 128, rel=0.02)
+
+
+def test_first_order_problems_have_the_optima_they_claim(load) -> None:
+    first_order = load("first_order")
+    problem = first_order.pca()
+    data = problem.loss.__closure__[0].cell_contents
+    leading = torch.linalg.svd(data, full_matrices=False).Vh[:50].mT
+    assert problem.loss([leading], []).item() == pytest.approx(problem.optimum, rel=1e-5)
+    assert problem.loss(problem.start, []).item() > problem.optimum * 0.5
+    problem = first_order.procrustes()
+    targets = dict(zip(problem.loss.__code__.co_freevars, problem.loss.__closure__, strict=True))["targets"]
+    u, _, vh = torch.linalg.svd(targets.cell_contents)
+    assert problem.loss(list(u @ vh), []).item() == pytest.approx(problem.optimum, rel=1e-5)
+    same_side = torch.linalg.det(u @ vh).sign() == torch.linalg.det(torch.stack(problem.start)).sign()
+    assert same_side.all()  # no path joins the two components of O(16)
+
+
+def test_first_order_reports_gaps_that_fall_and_what_was_left_out(load, monkeypatch: pytest.MonkeyPatch) -> None:
+    first_order = load("first_order")
+    monkeypatch.setattr(first_order, "GRID", (1.0, 1e9))
+
+    def refuses(*_: object) -> None:
+        raise RuntimeError("no complex numbers")
+
+    chosen = {"RiemannianAdam": first_order.contestants()["RiemannianAdam"], "refuses": refuses}
+    monkeypatch.setattr(first_order, "contestants", lambda: chosen)
+    adam, other = first_order.run("mlp", quick=True)
+    assert adam["scale"] == 1.0
+    assert adam["gap"][0] == 1
+    assert adam["gap"][-1] == adam["last"] < 1
+    assert len(adam["gap"]) == len(adam["times"]) == 21
+    assert adam["residual"] < 1e-4
+    assert other["left_out"] == "RuntimeError: no complex numbers"
+    text = first_order.table([adam, other])
+    assert "no complex numbers" in text
+    assert "| RiemannianAdam |" in text
