@@ -1739,7 +1739,7 @@ def check_solver(
 
 @_law(SOLVER_LAWS, "S1 points stay on the manifold, in their dtype")
 def _points_kept(s: _Search) -> None:
-    for state in s.states(30):
+    for state in s.states(15):
         (x,) = state.x
         s.require(x.dtype == s.dtype and x.shape == s.start.shape, f"got {tuple(x.shape)}, {x.dtype}")
         s.small("residual", s.manifold.residual(x), s.tolerance)
@@ -1748,7 +1748,7 @@ def _points_kept(s: _Search) -> None:
 @_law(SOLVER_LAWS, "S2 the cost never rises")
 def _monotone(s: _Search) -> None:
     """f(x_{k+1}) ≤ f(x_k), but for rounding errors."""
-    costs = [s.cost(*state.x).item() for state in s.states(30)]
+    costs = [s.cost(*state.x).item() for state in s.states(15)]
     for k, (before, after) in enumerate(itertools.pairwise(costs)):
         s.small(f"rise of the cost in step {k + 1}", max(0.0, after - before), s.rounding(before))
 
@@ -1866,4 +1866,4 @@ def _barrier(s: _Search) -> None:
 
     states = s.states(30, cost, start)
     s.require(all(math.isfinite(state.f) and math.isfinite(state.norm) for state in states), "a cost is not finite")
-    s.small("the cost, relative to the start's", states[-1].f / states[0].f, 1e-3)
+    s.small("the cost, relative to the start's", states[-1].f / states[0].f, 1e-2)

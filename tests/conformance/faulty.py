@@ -1051,8 +1051,8 @@ class ForgetsToCarry(Conjugate):
         return vs
 
 
-class CountsAccepted(Conjugate):
-    """Trials that were rejected are not counted."""
+class CountsTheStart(Conjugate):
+    """Only the start is counted."""
 
     law = "S5 evaluations are counted"
 
