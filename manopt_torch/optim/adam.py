@@ -30,6 +30,7 @@ class RiemannianAdam(RiemannianOptimizer):
             take √(np) times its lr.
         betas, eps, weight_decay, amsgrad, maximize: as in ``torch.optim.Adam``.
         decoupled_weight_decay: as in ``torch.optim.AdamW``.
+        error_if_nonfinite: see :class:`RiemannianOptimizer`.
 
     Raises:
         ValueError: for a negative ``lr``, ``eps`` or ``weight_decay``, and for betas outside [0, 1).
@@ -50,6 +51,7 @@ class RiemannianAdam(RiemannianOptimizer):
         *,
         maximize: bool = False,
         decoupled_weight_decay: bool = False,
+        error_if_nonfinite: bool = False,
     ) -> None:
         require(lr=lr, eps=eps, weight_decay=weight_decay)
         if not all(0 <= beta < 1 for beta in betas):
@@ -65,6 +67,7 @@ class RiemannianAdam(RiemannianOptimizer):
                 "maximize": maximize,
                 "decoupled_weight_decay": decoupled_weight_decay,
             },
+            error_if_nonfinite=error_if_nonfinite,
         )
 
     def direction(self, M: Manifold, x: Tensor, r: Tensor, s: State, group: Group) -> Tensor:

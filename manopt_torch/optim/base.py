@@ -11,7 +11,7 @@ from torch import Tensor
 
 from manopt_torch.manifolds import Manifold
 from manopt_torch.optim.checkpoints import with_live_manifolds, with_manifold_names
-from manopt_torch.optim.groups import Group, Params, as_groups, refuse_late_declarations
+from manopt_torch.optim.groups import Group, Params, as_groups, refuse_late_declarations, refuse_nonfinite
 from manopt_torch.precision import WIDER
 from manopt_torch.storage import Buckets
 
@@ -29,13 +29,17 @@ class RiemannianOptimizer(torch.optim.Optimizer, abc.ABC):
     ``maximize`` and ``weight_decay`` mean what they mean in torch: a weight decay is the gradient of ``λ/2 ‖x‖²``, or,
     with ``decoupled_weight_decay``, a displacement by ``−lr·λ·x`` projected on the tangent space. Both vanish where
     every point has the same norm (``Stiefel``, ``Unitary``, ``Sphere``).
+
+    ``error_if_nonfinite`` raises ``RuntimeError`` for a gradient with NaN or inf in it, naming the parameter, before
+    any parameter or state is written; it is a setting of each group, and the only one that waits for the device. The
+    name is the qualified one where the group holds ``named_parameters()``, as torch has it, else group and position.
     """
 
     #: names of state entries that are tangent vectors, and therefore travel with the point
     tangent_state: ClassVar[tuple[str, ...]] = ()
 
-    def __init__(self, params: Params, defaults: dict[str, Any]) -> None:
-        super().__init__(as_groups(params), defaults)
+    def __init__(self, params: Params, defaults: dict[str, Any], *, error_if_nonfinite: bool = False) -> None:
+        super().__init__(as_groups(params), {**defaults, "error_if_nonfinite": error_if_nonfinite})
 
     @abc.abstractmethod
     def direction(self, M: Manifold, x: Tensor, r: Tensor, s: State, group: Group) -> Tensor:
@@ -62,6 +66,8 @@ class RiemannianOptimizer(torch.optim.Optimizer, abc.ABC):
             for bucket in plans.setdefault(i, Buckets()).of(group, self.state):
                 M = bucket.manifold
                 x, g, s = bucket.gather()
+                if group.get("error_if_nonfinite"):
+                    refuse_nonfinite(self, bucket.params, g)
                 g = -g if group.get("maximize") else g
                 r = M.rgrad(x, g + decay * x if decay and not decoupled else g)
                 u = self.direction(M, x, r, s, group)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import math
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
@@ -92,6 +93,21 @@ def refuse_late_declarations(optimizer: torch.optim.Optimizer) -> None:
                     "constrain first, then build the optimizer"
                 )
     vars(optimizer)["_known"] = known
+
+
+def refuse_nonfinite(optimizer: torch.optim.Optimizer, params: Sequence[Any], g: Tensor) -> None:
+    """Raise ``RuntimeError``, naming the first of P parameters whose gradient ``g[i]`` holds NaN or inf: (P, ...)."""
+    finite = torch.isfinite(g).reshape(len(params), math.prod(g.shape[1:])).all(1)
+    if not finite.all():
+        p = params[int(finite.int().argmin())]
+        for i, group in enumerate(optimizer.param_groups):
+            for j, own in enumerate(group["params"]):
+                if own is p:
+                    name = repr(group["param_names"][j]) if "param_names" in group else f"parameter {j} of group {i}"
+                    raise RuntimeError(
+                        f"the gradient of {name}, {describe(p)}, holds NaN or inf: nothing was stepped. Skip this "
+                        "batch, or set error_if_nonfinite=False to step all the same"
+                    )
 
 
 def describe(p: Any) -> str:

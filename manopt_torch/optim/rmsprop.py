@@ -30,6 +30,7 @@ class RiemannianRMSprop(RiemannianOptimizer):
             moves every *entry* by lr, this one the whole n×p point: for steps as long as torch's, take √(np) times
             its lr.
         alpha, eps, weight_decay, momentum, maximize: as in ``torch.optim.RMSprop``.
+        error_if_nonfinite: see :class:`RiemannianOptimizer`.
 
     Raises:
         ValueError: for a negative ``lr``, ``eps``, ``weight_decay`` or ``momentum``, for alpha outside [0, 1), and when
@@ -51,6 +52,7 @@ class RiemannianRMSprop(RiemannianOptimizer):
         momentum: float = 0,
         *,
         maximize: bool = False,
+        error_if_nonfinite: bool = False,
     ) -> None:
         require(lr=lr, eps=eps, weight_decay=weight_decay, momentum=momentum)
         if not 0 <= alpha < 1:
@@ -65,6 +67,7 @@ class RiemannianRMSprop(RiemannianOptimizer):
                 "momentum": momentum,
                 "maximize": maximize,
             },
+            error_if_nonfinite=error_if_nonfinite,
         )
 
     def direction(self, M: Manifold, x: Tensor, r: Tensor, s: State, group: Group) -> Tensor:

@@ -26,6 +26,7 @@ class RiemannianSGD(RiemannianOptimizer):
             (I + λ/2 A)⁻¹(I − λ/2 A)X, A = GXᴴ − XGᴴ, lr is λ on ``Stiefel(metric="canonical")`` and 2λ on
             ``Unitary()`` and on square matrices of ``Stiefel()``; on its tall ones the two steps are not parallel.
         momentum, dampening, weight_decay, nesterov, maximize: as in ``torch.optim.SGD``.
+        error_if_nonfinite: see :class:`RiemannianOptimizer`.
 
     Raises:
         ValueError: for a negative ``lr``, ``momentum`` or ``weight_decay``, and for Nesterov without momentum.
@@ -45,6 +46,7 @@ class RiemannianSGD(RiemannianOptimizer):
         nesterov: bool = False,
         *,
         maximize: bool = False,
+        error_if_nonfinite: bool = False,
     ) -> None:
         require(lr=lr, momentum=momentum, weight_decay=weight_decay)
         if nesterov and (momentum <= 0 or dampening != 0):
@@ -61,6 +63,7 @@ class RiemannianSGD(RiemannianOptimizer):
                 "nesterov": nesterov,
                 "maximize": maximize,
             },
+            error_if_nonfinite=error_if_nonfinite,
         )
 
     def direction(self, M: Manifold, x: Tensor, r: Tensor, s: State, group: Group) -> Tensor:

@@ -15,7 +15,7 @@ from torch import Tensor
 from manopt_torch.manifolds import Euclidean, Manifold
 from manopt_torch.optim.base import evaluate
 from manopt_torch.optim.checkpoints import with_live_manifolds, with_manifold_names
-from manopt_torch.optim.groups import Group, as_groups, refuse_late_declarations
+from manopt_torch.optim.groups import Group, as_groups, refuse_late_declarations, refuse_nonfinite
 from manopt_torch.optim.refusals import refuse_group, refuse_optimizer
 from manopt_torch.precision import widen
 from manopt_torch.storage import partition, shard_like, stack, write
@@ -34,6 +34,7 @@ def riemannian(
     frame: Literal["tangent", "ambient"] = "tangent",
     tangent_state: tuple[str, ...] | None = None,
     snapshot: bool = False,
+    error_if_nonfinite: bool = False,
 ) -> Opt:
     """Make ``optimizer`` Riemannian on every group that names a manifold; the same object is returned.
 
@@ -54,6 +55,8 @@ def riemannian(
             RNN (Wisdom et al., 2016) with ``torch.optim.RMSprop``.
         tangent_state: names of the state entries that are combinations of gradients. Known for torch's own
             optimizers; a class from elsewhere must say.
+        error_if_nonfinite: raise ``RuntimeError``, naming the parameter, before anything is written, if a gradient
+            holds NaN or inf; in all groups, those without a manifold included. This waits for the device.
         snapshot: restore the base optimizer's own state too when its step raises, at the price of a copy per step.
 
     A weight decay acts on the zero that stands in for ``p`` and does nothing: exactly what geometry asks for where all
@@ -73,6 +76,7 @@ def riemannian(
         "frame": frame,
         "tangent_state": FIRST_MOMENTS if tangent_state is None else tangent_state,
         "snapshot": snapshot,
+        "error_if_nonfinite": error_if_nonfinite,
     }
     optimizer.__class__ = _wrapped(kind)  # type: ignore[assignment, arg-type]
     optimizer.__dict__["_options"] = options
@@ -106,6 +110,11 @@ class _Riemannian(torch.optim.Optimizer):
             else:
                 stacks += [(M, params, widen(stack(params)).clone()) for params in partition(M, live)]
         grads = [[p.grad for p in params] for _, params, _ in stacks]
+        if self._options.get("error_if_nonfinite"):
+            for p, _ in free:
+                refuse_nonfinite(self, [p], p.grad.coalesce().values()[None] if p.grad.is_sparse else stack([p.grad]))
+            for (_, params, _), g in zip(stacks, grads, strict=True):
+                refuse_nonfinite(self, params, stack(g))
         shown = [M.rgrad(x, widen(stack(g))) for (M, _, x), g in zip(stacks, grads, strict=True) if tangent]
         before = {p: copy.deepcopy(s) for p, s in self.state.items()} if self._options["snapshot"] else None
         try:
