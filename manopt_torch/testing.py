@@ -1768,10 +1768,10 @@ def _states_true(s: _Search) -> None:
 
 @_law(SOLVER_LAWS, "S4 what is remembered is tangent")
 def _memory_tangent(s: _Search) -> None:
-    """Every tensor in a state but x, of the shape of x, is a tangent vector at x."""
+    """Every tensor in a state but x, of the shape of x or a stack of such, holds tangent vectors at x."""
 
     def tensors(value: Any) -> Iterator[Tensor]:
-        if isinstance(value, Tensor) and value.shape == s.start.shape:
+        if isinstance(value, Tensor) and value.shape[value.ndim - s.start.ndim :] == s.start.shape:
             yield value
         elif isinstance(value, (tuple, list)):
             for member in value:

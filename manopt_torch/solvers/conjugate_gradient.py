@@ -64,14 +64,14 @@ class ConjugateGradient(Solver):
 
     def step(self, problem: Problem, state: ConjugateState) -> ConjugateState:
         M = problem.manifold
-        curve = Curve(problem, state, state.d)
+        curve = Curve(problem, state, state.d, state.g)
         end = self.line_search(curve, state.trial)
         if end is curve.start:
             if state.age == 0:
                 return dataclasses.replace(state, halted=STUCK)
             anew = dataclasses.replace(state, d=combine((-1.0, state.g)), trial=1 / state.norm, age=0)
             return self.step(problem, anew)
-        _, d, old = M.move(state.x, combine((end.step, state.d)), state.d, state.g)
+        d, (old,) = end.d, end.carried
         norm, age = M.norm(end.x, end.g).item(), state.age + 1
         beta = self._beta(M, end, state, curve.start.slope, d, old)
         overlap = abs(M.inner(end.x, end.g, old).item())
@@ -94,7 +94,7 @@ class ConjugateGradient(Solver):
         """β of the rule; ``slope`` is ⟨g', d'⟩, ``d`` and ``old`` are d' and g' carried to the end of the step."""
         y = combine((1.0, end.g), (-1.0, old))
         gg, gy = M.inner(end.x, end.g, end.g).item(), M.inner(end.x, end.g, y).item()
-        bend = end.slope - slope  # ⟨d', y⟩, d' carried by the differentiated retraction
+        bend = end.slope - slope  # ⟨d', y⟩
         if self.rule == "fletcher-reeves":
             return gg / state.norm**2
         if self.rule == "polak-ribiere":

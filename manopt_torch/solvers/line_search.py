@@ -11,9 +11,12 @@ from collections.abc import Callable
 
 import torch
 
-from manopt_torch.manifolds.product import Points
+from manopt_torch.manifolds.product import Points, Product
 from manopt_torch.solvers.base import State
-from manopt_torch.solvers.problem import Problem
+from manopt_torch.solvers.problem import Problem, combine
+
+Carried = tuple[Points, ...]
+Pull = Callable[[], Points]
 
 #: costs that differ by this many units of roundoff, relatively, are not told apart
 ROUNDING = 16.0
@@ -22,46 +25,54 @@ STUCK = "no lower cost was found along the gradient: at working precision this i
 
 
 class Trial:
-    """The point of a :class:`Curve` at t = ``step``: ``x`` = R_x(t d), ``f`` the cost there; derivatives when asked."""
+    """The point of a :class:`Curve` at t = ``step``: ``x`` = R_x(t d), ``f`` the cost there; derivatives when asked.
 
-    def __init__(self, t: float, x: Points, f: float, derivatives: Callable[[], tuple[Points, float]]) -> None:
-        self.step, self.x, self.f, self._derivatives = t, x, f, derivatives
+    ``d`` is the direction and ``carried`` are other vectors, all carried to this point by ``move``.
+    """
+
+    def __init__(
+        self, manifold: Product, step: float, x: Points, d: Points, carried: Carried, f: float, pull: Pull
+    ) -> None:
+        self.step, self.x, self.d, self.carried, self.f = step, x, d, carried, f
+        self._manifold, self._pull = manifold, pull
 
     @functools.cached_property
-    def derivatives(self) -> tuple[Points, float]:
-        """The Riemannian gradient at ``x``, and φ'(t)."""
-        return self._derivatives()
-
-    @property
     def g(self) -> Points:
         """The Riemannian gradient at ``x``."""
-        return self.derivatives[0]
+        return self._pull()
 
-    @property
+    @functools.cached_property
     def slope(self) -> float:
-        """φ'(t)."""
-        return self.derivatives[1]
+        """⟨g, d⟩ at ``x``."""
+        return self._manifold.inner(self.x, self.g, self.d).item()
 
 
 class Curve:
-    """φ(t) = f(R_x(t d)), t ≥ 0, from the place of a :class:`State` along the tangent ``d``.
+    """φ(t) = f(R_x(t d)), t ≥ 0, from the place of a :class:`State` along the tangent ``d``; ``vs`` are carried too.
+
+    The slope at t is ⟨grad f, d⟩ with the direction carried by ``move``: φ'(t) itself where that is the velocity of
+    the curve, as on geodesics with parallel transport, and otherwise equal to it as t → 0. The Wolfe conditions stay
+    those of H. Sato, "Riemannian conjugate gradient methods", 2022, section 3; a derivative through the retraction
+    would cost more than the rest of a step.
 
     ``start`` is the trial at t = 0, ``best`` the lowest so far, ``limit`` the largest t at which every point moves by
     at most the ``step_limit`` of its manifold; ``rounding`` what costs near the start are uncertain by.
     """
 
-    def __init__(self, problem: Problem, state: State, d: Points) -> None:
+    def __init__(self, problem: Problem, state: State, d: Points, *vs: Points) -> None:
         M, self.problem, self.d = problem.manifold, problem, d
-        slope = M.inner(state.x, state.g, d).item()
-        self.start = self.best = Trial(0.0, state.x, state.f, lambda: (state.g, slope))
+        self.start = self.best = Trial(M, 0.0, state.x, d, vs, state.f, lambda: state.g)
         self.rounding = ROUNDING * max(torch.finfo(t.dtype).eps for t in d) * abs(state.f)
         parts = zip(M.factors, state.x, d, strict=True)
         bounded = [(F.step_limit, F.norm(x, u).max().item()) for F, x, u in parts if F.step_limit < math.inf]
         self.limit = min((limit / max(norm, 1e-300) for limit, norm in bounded), default=math.inf)
 
+    @torch.no_grad()
     def at(self, t: float) -> Trial:
         """Evaluate the cost at R_x(t d)."""
-        trial = Trial(t, *self.problem.along(self.start.x, self.d, t))
+        M, start = self.problem.manifold, self.start
+        y, d, *carried = M.move(start.x, combine((t, self.d)), self.d, *start.carried)
+        trial = Trial(M, t, y, d, tuple(carried), *self.problem.tape(y))
         self.best = trial if -math.inf < trial.f < self.best.f else self.best
         return trial
 
@@ -119,7 +130,7 @@ def _between(short: Trial, long: Trial) -> float:
     width = long.step - short.step
     if not math.isfinite(long.f):
         return short.step + 0.2 * width
-    if "derivatives" in vars(long):
+    if "slope" in vars(long):
         bend = (long.slope - short.slope) / width
     else:
         bend = 2 * (long.f - short.f - short.slope * width) / width**2

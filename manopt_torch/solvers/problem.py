@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import operator
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
@@ -19,12 +19,6 @@ def combine(*terms: tuple[float | Tensor, Points]) -> Points:
     """Σ aᵢ uᵢ of tuples of tensors: ``combine((1.0, u), (-a, v))``."""
     scaled = [[a * t for t in u] for a, u in terms]
     return tuple(functools.reduce(operator.add, own) for own in zip(*scaled, strict=True))
-
-
-def _derivative(f: Tensor, at: Sequence[Tensor]) -> Points:
-    """Derivatives of f, zero where it does not depend on the argument."""
-    found = torch.autograd.grad(f, at, allow_unused=True) if f.requires_grad else [None] * len(at)
-    return tuple(torch.zeros_like(t) if d is None else d for t, d in zip(at, found, strict=True))
 
 
 class Problem:
@@ -52,39 +46,26 @@ class Problem:
         self.nfev += 1
         return self._value(*x).item()
 
-    def gradient(self, x: Points) -> tuple[float, Points]:
-        """f(x), and the Riemannian gradient, a tuple of tangent vectors at x."""
-        self.nfev, self.njev = self.nfev + 1, self.njev + 1
+    def tape(self, x: Points) -> tuple[float, Callable[[], Points]]:
+        """f(x), and a function that returns the Riemannian gradient, for who looks at the cost first."""
+        self.nfev += 1
         leaves = [t.detach().requires_grad_() for t in x]
         with torch.enable_grad():
             f = self._value(*leaves)
-            g = _derivative(f, leaves)
-        with torch.no_grad():
-            return f.item(), self.manifold.rgrad(x, g)
 
-    def along(self, x: Points, d: Points, t: float) -> tuple[Points, float, Callable[[], tuple[Points, float]]]:
-        """``(y, φ(t), derivatives)`` at the point y = R_x(t d) of the curve φ(t) = f(R_x(t d)).
-
-        ``derivatives()``, for who looks at the cost first, returns the Riemannian gradient at y, and φ'(t), which is
-        found through the retraction by reverse differentiation: forward mode takes ten times as long.
-        """
-        self.nfev += 1
-        with torch.enable_grad():
-            u = [(t * v).requires_grad_() for v in d]
-            curve = self.manifold.retract(x, tuple(u))
-            f = self._value(*curve)
-        y = tuple(v.detach() for v in curve)
-
-        def derivatives() -> tuple[Points, float]:
+        def pull() -> Points:
             self.njev += 1
-            found = _derivative(f, [*curve, *u])
+            found = torch.autograd.grad(f, leaves, allow_unused=True) if f.requires_grad else [None] * len(leaves)
+            g = tuple(torch.zeros_like(t) if d is None else d for t, d in zip(x, found, strict=True))
             with torch.no_grad():
-                products = (
-                    (a.conj() * v).real if v.is_complex() else a * v for a, v in zip(found[len(y) :], d, strict=True)
-                )
-                return self.manifold.rgrad(y, found[: len(y)]), sum(p.sum().item() for p in products)
+                return self.manifold.rgrad(x, g)
 
-        return y, f.item(), derivatives
+        return f.item(), pull
+
+    def gradient(self, x: Points) -> tuple[float, Points]:
+        """f(x), and the Riemannian gradient, a tuple of tangent vectors at x."""
+        f, pull = self.tape(x)
+        return f, pull()
 
     def hessian(self, x: Points, u: Points) -> Points:
         """H[u], H the second derivative of f∘R_x at 0, a tuple of tangent vectors at x.

@@ -78,27 +78,31 @@ def test_a_step_fulfils_its_conditions(search, name, t):
     assert problem.njev <= problem.nfev
 
 
+@pytest.mark.parametrize("dtype", [torch.float64, torch.complex128])
 @pytest.mark.parametrize(
-    ("manifold", "shape", "dtype"),
+    ("manifold", "shape", "exact"),
     [
-        (Stiefel(), (5, 3), torch.float64),
-        (Stiefel(), (5, 3), torch.complex128),
-        (Unitary(), (3, 3), torch.complex128),
-        (SPD(retraction="second_order"), (3, 3), torch.float64),
-        (Sphere(), (4, 3), torch.float64),
+        (Sphere(), (4, 3), True),
+        (SPD(), (3, 3), True),
+        (Unitary(retraction="exp"), (3, 3), True),
+        (Euclidean(), (5,), True),
+        (Unitary(), (3, 3), False),
+        (Stiefel(), (5, 3), False),
+        (Stiefel(retraction="qr"), (5, 3), False),
     ],
     ids=repr,
 )
-def test_slopes_are_derivatives_along_the_curve(manifold, shape, dtype):
-    """φ'(t) far from 0 against a central difference of order four."""
+def test_slopes_are_derivatives_along_the_curve(manifold, shape, exact, dtype):
+    """φ'(t) against a central difference of order four: everywhere where the carried direction is the velocity of the
+    curve, elsewhere near t = 0."""
     x = manifold.random(*shape, dtype=dtype)
     a = torch.randn(shape, dtype=dtype)
     _, curve = along_gradient(lambda x: (a.conj() * x).real.sin().sum(), x, manifold)
-    for t in (0.0, 0.3, 1.1):
+    for t in (0.0, 1e-2, 0.3, 1.1) if exact else (0.0, 1e-3):
         h = 1e-3
         left2, left, right, right2 = (curve.at(t + k * h).f for k in (-2, -1, 1, 2))
         expected = (8 * (right - left) - (right2 - left2)) / (12 * h)
-        assert math.isclose(curve.at(t).slope, expected, rel_tol=1e-8, abs_tol=1e-9)
+        assert math.isclose(curve.at(t).slope, expected, rel_tol=1e-8 if exact else 3 * t + 1e-8, abs_tol=1e-9)
 
 
 @every
@@ -138,7 +142,7 @@ def test_a_wrong_gradient_ends_at_the_start(search):
     x = torch.ones(2, dtype=torch.float64)
     state = GradientDescent().init(problem, (x,))
     curve = Curve(problem, state, state.g)
-    curve.start.derivatives = (state.g, -1.0)  # what a wrong gradient would claim
+    curve.start.slope = -1.0  # what a wrong gradient would claim
     end = search(curve, 1.0)
     assert end is curve.start
     assert problem.nfev <= 1 + search.max_evaluations
