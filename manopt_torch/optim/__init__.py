@@ -1,9 +1,19 @@
 """Optimizers that end in a retraction instead of a plus sign, and :func:`riemannian` for all of torch's own."""
 
 from manopt_torch.optim.adam import RiemannianAdam
+from manopt_torch.optim.average import ManifoldAverage
 from manopt_torch.optim.base import RiemannianOptimizer
+from manopt_torch.optim.clip import clip_grad_norm_
 from manopt_torch.optim.rmsprop import RiemannianRMSprop
 from manopt_torch.optim.sgd import RiemannianSGD
 from manopt_torch.optim.wrap import riemannian
 
-__all__ = ["RiemannianAdam", "RiemannianOptimizer", "RiemannianRMSprop", "RiemannianSGD", "riemannian"]
+__all__ = [
+    "ManifoldAverage",
+    "RiemannianAdam",
+    "RiemannianOptimizer",
+    "RiemannianRMSprop",
+    "RiemannianSGD",
+    "clip_grad_norm_",
+    "riemannian",
+]
