@@ -8,7 +8,7 @@ from typing import Literal, get_args
 from manopt_torch.manifolds.product import Points, Product
 from manopt_torch.solvers.base import Solver, State
 from manopt_torch.solvers.line_search import STUCK, Curve, HagerZhang, LineSearch, Trial
-from manopt_torch.solvers.problem import Problem, combine
+from manopt_torch.solvers.problem import Problem, combine, stack
 
 Rule = Literal["fletcher-reeves", "polak-ribiere", "hestenes-stiefel", "dai-yuan", "liu-storey", "hager-zhang"]
 
@@ -64,14 +64,14 @@ class ConjugateGradient(Solver):
 
     def step(self, problem: Problem, state: ConjugateState) -> ConjugateState:
         M = problem.manifold
-        curve = Curve(problem, state, state.d, state.g)
+        curve = Curve(problem, state, stack(state.d, state.g))
         end = self.line_search(curve, state.trial)
         if end is curve.start:
             if state.age == 0:
                 return dataclasses.replace(state, halted=STUCK)
             anew = dataclasses.replace(state, d=combine((-1.0, state.g)), trial=1 / state.norm, age=0)
             return self.step(problem, anew)
-        d, (old,) = end.d, end.carried
+        d, old = zip(*(t.unbind() for t in end.carried), strict=True)
         norm, age = M.norm(end.x, end.g).item(), state.age + 1
         beta = self._beta(M, end, state, curve.start.slope, d, old)
         overlap = abs(M.inner(end.x, end.g, old).item())

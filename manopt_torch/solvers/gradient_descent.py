@@ -7,7 +7,7 @@ import dataclasses
 from manopt_torch.manifolds.product import Points
 from manopt_torch.solvers.base import Solver, State
 from manopt_torch.solvers.line_search import STUCK, Armijo, Curve, LineSearch
-from manopt_torch.solvers.problem import Problem, combine
+from manopt_torch.solvers.problem import Problem
 
 
 @dataclasses.dataclass(frozen=True)
@@ -38,7 +38,7 @@ class GradientDescent(Solver):
         return DescentState(state.x, state.f, state.g, state.norm, 1 / max(state.norm, 1e-300))
 
     def step(self, problem: Problem, state: DescentState) -> DescentState:
-        curve = Curve(problem, state, combine((-1.0, state.g)))
+        curve = Curve(problem, state, tuple(-t[None] for t in state.g))
         end = self.line_search(curve, state.trial)
         if end is curve.start:
             return dataclasses.replace(state, halted=STUCK)

@@ -11,7 +11,7 @@ from torch import Tensor
 from manopt_torch.manifolds.product import Points, Product
 from manopt_torch.solvers.base import Solver, State
 from manopt_torch.solvers.line_search import STUCK, Curve, HagerZhang, LineSearch
-from manopt_torch.solvers.problem import Problem, combine
+from manopt_torch.solvers.problem import Problem
 
 #: a pair is kept if the cosine of the angle between its members is at least this
 CAUTION = 1e-8
@@ -19,14 +19,14 @@ CAUTION = 1e-8
 
 @dataclasses.dataclass(frozen=True)
 class LBFGSState(State):
-    """``d`` the direction of the next search, ``trial`` its first t.
+    """``trial`` the first t of the next search.
 
-    ``memory`` the pairs s, y, s, y, …, oldest first, at ``x``, each tensor (2k, *B, *S); ``gram`` their inner products.
+    ``vectors`` d, g, s, y, s, y, …: the direction of the search, the gradient, the pairs, oldest first; each tensor a
+    stack (2k + 2, *B, *S). ``gram`` holds the inner products of g, s, y, s, y, ….
     """
 
-    d: Points
     trial: float
-    memory: Points
+    vectors: Points
     gram: Tensor
 
 
@@ -63,36 +63,39 @@ class LBFGS(Solver):
 
     def _anew(self, at: State) -> LBFGSState:
         """Without pairs: steepest descent."""
-        nothing = tuple(t[None][:0] for t in at.x)
-        d = combine((-1.0, at.g))
-        return LBFGSState(at.x, at.f, at.g, at.norm, d, 1 / max(at.norm, 1e-300), nothing, torch.zeros(0, 0))
+        vectors = tuple(torch.stack((-t, t)) for t in at.g)
+        gram = torch.full((1, 1), at.norm**2, dtype=torch.float64)
+        return LBFGSState(at.x, at.f, at.g, at.norm, 1 / max(at.norm, 1e-300), vectors, gram)
 
     @torch.no_grad()
     def step(self, problem: Problem, state: LBFGSState) -> LBFGSState:
-        M, n = problem.manifold, len(state.gram)
-        curve = Curve(problem, state, state.d, state.g, *([state.memory] if n else []))
+        M = problem.manifold
+        curve = Curve(problem, state, state.vectors)
         end = self.line_search(curve, state.trial) if curve.start.slope < 0 else curve.start
+        if end is curve.start and len(state.gram) == 1:
+            return dataclasses.replace(state, halted=STUCK)
         if end is curve.start:
-            return self.step(problem, self._anew(state)) if n else dataclasses.replace(state, halted=STUCK)
-        old, *carried = end.carried
-        s, y = combine((end.step, end.d)), combine((1.0, end.g), (-1.0, old))
-        newest = tuple(torch.stack(own) for own in zip(s, y, end.g, strict=True))
-        basis = tuple(torch.cat(own) for own in zip(*carried, newest, strict=True))
-        gram = torch.zeros(n + 3, n + 3, dtype=torch.float64)
-        gram[:n, :n] = state.gram
-        new = n if all(F.isometric for F in M.factors) else 0  # inner products from here on are to be computed
-        gram[new:] = _products(M, end.x, tuple(t[new:] for t in basis), basis)
-        gram[:, new:] = gram[new:].mH.clone()
-        kept = list(range(n + 3))
-        if not gram[n, n + 1] > CAUTION * (gram[n, n] * gram[n + 1, n + 1]) ** 0.5:
-            del kept[n : n + 2]
-        kept = kept[-2 * self.history - 1 :]
-        if len(kept) < n + 3:
-            basis, gram = tuple(t[kept] for t in basis), gram[kept][:, kept]
-        d = tuple(torch.tensordot(torch.from_numpy(_two_loops(gram.numpy())).to(t), t, 1) for t in basis)
-        norm = gram[-1, -1].item() ** 0.5
-        trial = 1.0 if len(gram) > 1 else 1 / max(norm, 1e-300)
-        return LBFGSState(end.x, end.f, end.g, norm, d, trial, tuple(t[:-1] for t in basis), gram[:-1, :-1])
+            return self.step(problem, self._anew(state))
+        # the new g twice, in the place of d and for itself, the pairs without the oldest where there is no room, s, y
+        first = 2 + max(0, len(state.gram) + 1 - 2 * self.history)
+        parts = zip(end.carried, end.g, strict=True)
+        vectors = tuple(
+            torch.cat((torch.stack((g, g)), c[first:], torch.stack((end.step * c[0], g - c[1])))) for c, g in parts
+        )
+        n = len(vectors[0]) - 3  # members of gram, apart from the new pair
+        rows = [0, n, n + 1] if all(F.isometric for F in M.factors) else list(range(n + 2))
+        basis = tuple(v[1:] for v in vectors)
+        gram = torch.zeros(n + 2, n + 2, dtype=torch.float64)
+        gram[1:n, 1:n] = state.gram[first - 1 :, first - 1 :]
+        gram[rows] = _products(M, end.x, tuple(v[rows] for v in basis), basis)
+        gram[:, rows] = gram[rows].mH
+        if not gram[n, n + 1] > CAUTION * (gram[n, n] * gram[n + 1, n + 1]).sqrt():
+            vectors, basis, gram = tuple(v[:-2] for v in vectors), tuple(v[:-2] for v in basis), gram[:n, :n]
+        c = torch.from_numpy(_two_loops(gram.numpy()))
+        for v, b in zip(vectors, basis, strict=True):
+            v[0] = torch.tensordot(c.to(b), b, 1)
+        norm = gram[0, 0].item() ** 0.5
+        return LBFGSState(end.x, end.f, end.g, norm, 1.0 if len(gram) > 1 else 1 / max(norm, 1e-300), vectors, gram)
 
 
 def _products(M: Product, x: Points, us: Points, vs: Points) -> Tensor:
@@ -104,17 +107,17 @@ def _products(M: Product, x: Points, us: Points, vs: Points) -> Tensor:
 
 
 def _two_loops(gram: np.ndarray) -> np.ndarray:
-    """Coefficients of −H g in the basis s, y, s, y, …, g, from the inner products of its members.
+    """Coefficients of −H g in the basis g, s, y, s, y, …, from the inner products of its members.
 
     W. Chen, Z. Wang, J. Zhou, "Large-scale L-BFGS using MapReduce", 2014, algorithm 3.
     """
     c, found = np.zeros(len(gram)), []
-    c[-1] = -1.0
-    pairs = range(0, len(gram) - 1, 2)
+    c[0] = -1.0
+    pairs = range(1, len(gram), 2)
     for i in reversed(pairs):
         found.append(c @ gram[i] / gram[i, i + 1])
         c[i + 1] -= found[-1]
-    c *= gram[-3, -2] / gram[-2, -2] if pairs else 1.0
+    c *= gram[-2, -1] / gram[-1, -1] if pairs else 1.0
     for i in pairs:
         c[i] += found.pop() - c @ gram[i + 1] / gram[i, i + 1]
     return c

@@ -13,9 +13,8 @@ import torch
 
 from manopt_torch.manifolds.product import Points, Product
 from manopt_torch.solvers.base import State
-from manopt_torch.solvers.problem import Problem, combine
+from manopt_torch.solvers.problem import Problem
 
-Carried = tuple[Points, ...]
 Pull = Callable[[], Points]
 
 #: costs that differ by this many units of roundoff, relatively, are not told apart
@@ -27,13 +26,11 @@ STUCK = "no lower cost was found along the gradient: at working precision this i
 class Trial:
     """The point of a :class:`Curve` at t = ``step``: ``x`` = R_x(t d), ``f`` the cost there; derivatives when asked.
 
-    ``d`` is the direction and ``carried`` are other vectors, all carried to this point by ``move``.
+    ``carried`` are the vectors of the curve, carried to this point by ``move``, in one stack; the first is d.
     """
 
-    def __init__(
-        self, manifold: Product, step: float, x: Points, d: Points, carried: Carried, f: float, pull: Pull
-    ) -> None:
-        self.step, self.x, self.d, self.carried, self.f = step, x, d, carried, f
+    def __init__(self, manifold: Product, step: float, x: Points, carried: Points, f: float, pull: Pull) -> None:
+        self.step, self.x, self.carried, self.f = step, x, carried, f
         self._manifold, self._pull = manifold, pull
 
     @functools.cached_property
@@ -44,11 +41,12 @@ class Trial:
     @functools.cached_property
     def slope(self) -> float:
         """⟨g, d⟩ at ``x``."""
-        return self._manifold.inner(self.x, self.g, self.d).item()
+        return self._manifold.inner(self.x, self.g, tuple(t[0] for t in self.carried)).item()
 
 
 class Curve:
-    """φ(t) = f(R_x(t d)), t ≥ 0, from the place of a :class:`State` along the tangent ``d``; ``vs`` are carried too.
+    """φ(t) = f(R_x(t d)), t ≥ 0, from the place of a :class:`State`; ``vectors`` is a stack (k, *B, *S) of d and of
+    others that are carried along.
 
     The slope at t is ⟨grad f, d⟩ with the direction carried by ``move``: φ'(t) itself where that is the velocity of
     the curve, as on geodesics with parallel transport, and otherwise equal to it as t → 0. The Wolfe conditions stay
@@ -59,20 +57,20 @@ class Curve:
     at most the ``step_limit`` of its manifold; ``rounding`` what costs near the start are uncertain by.
     """
 
-    def __init__(self, problem: Problem, state: State, d: Points, *vs: Points) -> None:
-        M, self.problem, self.d = problem.manifold, problem, d
-        self.start = self.best = Trial(M, 0.0, state.x, d, vs, state.f, lambda: state.g)
-        self.rounding = ROUNDING * max(torch.finfo(t.dtype).eps for t in d) * abs(state.f)
-        parts = zip(M.factors, state.x, d, strict=True)
-        bounded = [(F.step_limit, F.norm(x, u).max().item()) for F, x, u in parts if F.step_limit < math.inf]
+    def __init__(self, problem: Problem, state: State, vectors: Points) -> None:
+        M, self.problem = problem.manifold, problem
+        self.start = self.best = Trial(M, 0.0, state.x, vectors, state.f, lambda: state.g)
+        self.rounding = ROUNDING * max(torch.finfo(t.dtype).eps for t in vectors) * abs(state.f)
+        parts = zip(M.factors, state.x, vectors, strict=True)
+        bounded = [(F.step_limit, F.norm(x, v[0]).max().item()) for F, x, v in parts if F.step_limit < math.inf]
         self.limit = min((limit / max(norm, 1e-300) for limit, norm in bounded), default=math.inf)
 
     @torch.no_grad()
     def at(self, t: float) -> Trial:
         """Evaluate the cost at R_x(t d)."""
         M, start = self.problem.manifold, self.start
-        y, d, *carried = M.move(start.x, combine((t, self.d)), self.d, *start.carried)
-        trial = Trial(M, t, y, d, tuple(carried), *self.problem.tape(y))
+        y, carried = M.move(start.x, tuple(t * v[0] for v in start.carried), start.carried)
+        trial = Trial(M, t, y, carried, *self.problem.tape(y))
         self.best = trial if -math.inf < trial.f < self.best.f else self.best
         return trial
 

@@ -21,6 +21,11 @@ def combine(*terms: tuple[float | Tensor, Points]) -> Points:
     return tuple(functools.reduce(operator.add, own) for own in zip(*scaled, strict=True))
 
 
+def stack(*us: Points) -> Points:
+    """Tangent tuples as one, each member a stack (k, *B, *S)."""
+    return tuple(torch.stack(own) for own in zip(*us, strict=True))
+
+
 class Problem:
     """min f(x₁, …, x_k) over a :class:`Product`; counts evaluations as SciPy does.
 

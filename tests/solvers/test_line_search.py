@@ -10,7 +10,6 @@ from manopt_torch import SPD, Euclidean, Sphere, Stiefel, Unitary
 from manopt_torch.manifolds.product import Product
 from manopt_torch.solvers import Armijo, GradientDescent, HagerZhang, Problem, StrongWolfe, minimize
 from manopt_torch.solvers.line_search import Curve, LineSearch
-from manopt_torch.solvers.problem import combine
 
 SEARCHES = [Armijo(), StrongWolfe(), StrongWolfe(curvature=0.01), HagerZhang(), HagerZhang(curvature=0.2)]
 every = pytest.mark.parametrize("search", SEARCHES, ids=repr)
@@ -32,7 +31,7 @@ def along_gradient(f, x, manifold=None):
     """The problem, and its curve from x along minus the gradient."""
     problem = Problem(f, Product(Euclidean() if manifold is None else manifold))
     state = GradientDescent().init(problem, (x,))
-    return problem, Curve(problem, state, combine((-1.0, state.g)))
+    return problem, Curve(problem, state, tuple(-t[None] for t in state.g))
 
 
 #: costs of one number, each from a start
@@ -58,8 +57,8 @@ def test_a_step_fulfils_its_conditions(search, name, t):
     end = search(curve, t)
 
     def phi(t):
-        y = (curve.start.x[0] + t * curve.d[0]).requires_grad_()
-        return f(y).item(), (torch.autograd.grad(f(y), y)[0] * curve.d[0]).sum().item()
+        y = (curve.start.x[0] + t * curve.start.carried[0][0]).requires_grad_()
+        return f(y).item(), (torch.autograd.grad(f(y), y)[0] * curve.start.carried[0][0]).sum().item()
 
     (f0, slope0), (ft, slope) = phi(0.0), phi(end.step)
     assert end.step > 0
@@ -141,7 +140,7 @@ def test_a_wrong_gradient_ends_at_the_start(search):
     problem = Problem(lambda x: x.square().sum(), Product(Euclidean()))
     x = torch.ones(2, dtype=torch.float64)
     state = GradientDescent().init(problem, (x,))
-    curve = Curve(problem, state, state.g)
+    curve = Curve(problem, state, tuple(t[None] for t in state.g))
     curve.start.slope = -1.0  # what a wrong gradient would claim
     end = search(curve, 1.0)
     assert end is curve.start
@@ -180,7 +179,7 @@ def test_the_step_limit_of_a_manifold_is_respected(search):
     manifold = Stiefel(retraction="newton_schulz")
     a, x = torch.randn(3, 4, 2, dtype=torch.float64), manifold.random(3, 4, 2, dtype=torch.float64)
     _, curve = along_gradient(lambda x: (a * x).sum(), x, manifold)
-    longest = manifold.norm(x, curve.d[0]).max()
+    longest = manifold.norm(x, curve.start.carried[0][0]).max()
     end = search(curve, 1e6)
     assert math.isclose(curve.limit * longest, manifold.step_limit, rel_tol=1e-12)
     assert 0 < end.step <= curve.limit
