@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 from collections import defaultdict
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -77,4 +78,16 @@ def confusion_matrix(
             axes.text(column, row, str(count), ha="center", va="center", color=color)
     axes.set(xlabel="prediction", ylabel="label", xticks=range(classes), yticks=range(classes))
     axes.set_title(f"test accuracy {counts.trace() / counts.sum():.3f}")
+    figure.savefig(picture, dpi=120)
+
+
+def draw_lines(curves: Mapping[str, Sequence[tuple[float, float]]], picture: Path, *, xlabel: str, ylabel: str) -> None:
+    """Each curve, pairs (x, y), under its name, y on a logarithmic scale."""
+    figure = Figure(figsize=(6.5, 4.5), layout="constrained")
+    axes = figure.subplots()
+    for name, curve in curves.items():
+        axes.plot(*zip(*curve, strict=True), label=name)
+    axes.set(xlabel=xlabel, ylabel=ylabel, yscale="log")
+    axes.legend(fontsize=8)
+    axes.grid(alpha=0.3)
     figure.savefig(picture, dpi=120)

@@ -51,7 +51,8 @@ def unitary_recurrence(
     """
     check_checkpoint_every(checkpoint_every)
     *P, N, M = weight_ih.shape
-    check_tensors(input, h0, bias, mask, weight_ih, (len(input), *P, h0.shape[-2] if h0.dim() > 1 else 0, M, N))
+    B = next((t.shape[-2] for t in (h0, input) if t.dim() > 1), 0)
+    check_tensors(input, h0, bias, mask, weight_ih, (len(input), *P, B, M, N))
     check_tensor("weight_hh", weight_hh, (*P, N, N), weight_ih.dtype)
     if mask is not None:
         input = input.masked_fill(~mask.unsqueeze(-1), 0)  # NaN times zero is NaN

@@ -262,7 +262,7 @@ def test_kernels_are_left_where_they_cannot_be_imported(monkeypatch):
         (3, lambda t: t[:2], r"bias must have shape \(4,\).* got \(2,\)"),
         (3, lambda t: t.repeat(2), r"bias must have shape \(4,\).* got \(8,\)"),
         (4, lambda t: t.mT, r"input must have shape \(7, 4, 3\)|h0 must have shape"),
-        (4, lambda t: t[0], r"h0 must have shape \(0, 4\).* got \(4,\)"),
+        (4, lambda t: t[0], r"h0 must have shape \(2, 4\).* got \(4,\)"),
         (5, lambda t: t.mT, r"mask must have shape \(7, 2\).* got \(2, 7\)"),
         (3, lambda t: t.float(), r"bias must be torch\.float64, got torch\.float32"),
         (4, lambda t: t.real, r"h0 must be torch\.complex128, got torch\.float64"),
