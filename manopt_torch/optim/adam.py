@@ -32,6 +32,10 @@ class RiemannianAdam(RiemannianOptimizer):
         decoupled_weight_decay: as in ``torch.optim.AdamW``.
         error_if_nonfinite: see :class:`RiemannianOptimizer`.
 
+    Sparse gradients, of tables whose rows are points: only the touched rows move, and have their moments and their
+    weight decay advanced; t counts all steps. This is ``torch.optim.SparseAdam`` on ``Euclidean()``, but that ε is
+    added after the bias correction.
+
     Raises:
         ValueError: for a negative ``lr``, ``eps`` or ``weight_decay``, and for betas outside [0, 1).
 
@@ -39,6 +43,7 @@ class RiemannianAdam(RiemannianOptimizer):
     """
 
     tangent_state: ClassVar[tuple[str, ...]] = ("exp_avg",)
+    sparse_gradients: ClassVar[bool] = True
 
     def __init__(
         self,

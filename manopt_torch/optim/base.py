@@ -37,6 +37,9 @@ class RiemannianOptimizer(torch.optim.Optimizer, abc.ABC):
 
     #: names of state entries that are tangent vectors, and therefore travel with the point
     tangent_state: ClassVar[tuple[str, ...]] = ()
+    #: takes sparse gradients: of a table (V, ...) of points only the rows that the gradient touches, and theirs of the
+    #: state, take part in a step; the others stay bit for bit
+    sparse_gradients: ClassVar[bool] = False
 
     def __init__(self, params: Params, defaults: dict[str, Any], *, error_if_nonfinite: bool = False) -> None:
         super().__init__(as_groups(params), {**defaults, "error_if_nonfinite": error_if_nonfinite})
@@ -65,7 +68,7 @@ class RiemannianOptimizer(torch.optim.Optimizer, abc.ABC):
             decoupled = group.get("decoupled_weight_decay", False)
             for bucket in plans.setdefault(i, Buckets()).of(group, self.state):
                 M = bucket.manifold
-                x, g, s = bucket.gather()
+                x, g, s = bucket.gather(self.sparse_gradients)
                 if group.get("error_if_nonfinite"):
                     refuse_nonfinite(self, bucket.params, g)
                 g = -g if group.get("maximize") else g

@@ -28,6 +28,9 @@ class RiemannianSGD(RiemannianOptimizer):
         momentum, dampening, weight_decay, nesterov, maximize: as in ``torch.optim.SGD``.
         error_if_nonfinite: see :class:`RiemannianOptimizer`.
 
+    Sparse gradients, of tables whose rows are points: only the touched rows move, and have their momentum and their
+    weight decay advanced; the momentum of a row begins at zero. Without both this is the dense step.
+
     Raises:
         ValueError: for a negative ``lr``, ``momentum`` or ``weight_decay``, and for Nesterov without momentum.
 
@@ -35,6 +38,7 @@ class RiemannianSGD(RiemannianOptimizer):
     """
 
     tangent_state: ClassVar[tuple[str, ...]] = ("momentum_buffer",)
+    sparse_gradients: ClassVar[bool] = True
 
     def __init__(
         self,

@@ -45,7 +45,7 @@ REFUSED_IN = {
     (
         "Rprop",
         "ambient",
-    ): "lengthens its steps while the gradient keeps its signs, and the ambient gradient keeps them at a minimum on the manifold"
+    ): "it lengthens its steps"
 }
 #: refused by torch itself: (class, implementation, number), None for any -> what its error says
 TORCH_REFUSES = {
@@ -132,7 +132,7 @@ def test_cell(name, implementation, number, frame):
         groups = groups_of(params, manifolds) if name != "LBFGS" else params
         with pytest.raises(ValueError, match=f"^{name} .*") as error:
             riemannian(build(name, implementation, groups), frame=frame)
-        assert reason in str(error.value)
+        assert reason.removeprefix("it ") in str(error.value)
     elif becomes == "torch refuses":
         with pytest.raises((RuntimeError, AssertionError, ValueError, NotImplementedError), match=reason):
             plain_run(name, implementation, number, 1)
