@@ -3,5 +3,6 @@
 from manopt_torch.stochastic.estimator import TruGRBMEstimator
 from manopt_torch.stochastic.gibbs import Energy, LogPartition
 from manopt_torch.stochastic.rbm import TruGRBM
+from manopt_torch.stochastic.temporal_rbm import TemporalTruGRBM
 
-__all__ = ["Energy", "LogPartition", "TruGRBM", "TruGRBMEstimator"]
+__all__ = ["Energy", "LogPartition", "TemporalTruGRBM", "TruGRBM", "TruGRBMEstimator"]

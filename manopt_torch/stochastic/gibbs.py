@@ -163,7 +163,8 @@ class Energy(NamedTuple):
         Args:
             temperatures: K.
             chains: independent weights w.
-            base: (n,), the biases of x where W = 0; those of the means of the data are good ones.
+            base: (..., n), the biases of x where W = 0; those of the means of the data are good ones. With the leading
+                dimensions of b and c, or fewer.
 
         Raises:
             ValueError: for a model that may have no Z, see :meth:`check_normalizable`.
@@ -171,6 +172,7 @@ class Energy(NamedTuple):
         self.check_normalizable()
         wide = Energy._make(None if t is None else t.double() for t in self)
         base, c = base.double(), wide.c
+        lead = torch.broadcast_shapes(base.shape[:-1], wide.b.shape[:-1], c.shape[:-1])
         hidden = softplus(c) if wide.d is None else log_integral(c, wide.d, wide.xi1, wide.xi2)
         visible = softplus(base) if wide.a is None else 0.5 * (_LOG_2PI - wide.a.log() + base.square() / wide.a)
         energies = (
@@ -178,14 +180,15 @@ class Energy(NamedTuple):
             for beta in torch.linspace(0, 1, temperatures + 1, dtype=torch.float64).tolist()
         )
         now = next(energies)
-        x = now.sample_visible(wide.W.new_zeros(chains, wide.W.shape[1]), generator)
-        log_weight = visible.sum() + hidden.sum() + wide.W.new_zeros(chains)
+        x = now.sample_visible(wide.W.new_zeros(chains, *lead, wide.W.shape[1]), generator)
+        log_weight = visible.sum(-1) + hidden.sum(-1) + wide.W.new_zeros(chains, *lead)
         for k, following in enumerate(energies, 1):
             log_weight += now.free_energy(x) - following.free_energy(x)
             now, x = following, following.gibbs(x, int(k < temperatures), generator)
-        weight = torch.exp(log_weight - log_weight.max())
-        error = weight.std() / (weight.mean() * math.sqrt(chains))
-        return LogPartition(log_weight.max() + weight.mean().log(), error)
+        largest = log_weight.amax(0)
+        weight = torch.exp(log_weight - largest)
+        error = weight.std(0) / (weight.mean(0) * math.sqrt(chains))
+        return LogPartition(largest + weight.mean(0).log(), error)
 
     def check_normalizable(self) -> None:
         """Raise ValueError unless Z is finite for certain.
@@ -205,7 +208,7 @@ class Energy(NamedTuple):
 
 
 class LogPartition(NamedTuple):
-    """An estimate of ln Z and its standard error, the relative one of Z; both of shape ()."""
+    """An estimate of ln Z and its standard error, the relative one of Z; both in the leading dimensions of b and c."""
 
     value: Tensor
     standard_error: Tensor
