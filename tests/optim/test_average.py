@@ -6,6 +6,7 @@ import copy
 import io
 import math
 import pickle
+import warnings
 
 import numpy as np
 import pytest
@@ -15,7 +16,7 @@ from torch import nn
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn, get_swa_multi_avg_fn, update_bn
 
 from manopt_torch import SPD, ManifoldParameter, Sphere, Stiefel, Unitary, View, constrain, max_residual
-from manopt_torch.optim import ManifoldAverage
+from manopt_torch.optim import ManifoldAverage, RiemannianAdam
 
 PLACES = [(Stiefel(), (5, 3)), (Unitary(), (3, 3)), (Sphere(), (4,)), (SPD(), (3, 3)), (Stiefel(), (4, 3, 2))]
 CHORDAL = [place for place in PLACES if not isinstance(place[0], SPD)]
@@ -204,3 +205,46 @@ def test_what_would_be_wrong_is_refused():
     averaged.update_parameters(layer)
     with pytest.raises(ValueError, match="not the parameters"):
         averaged.update_parameters(layer)
+
+
+def test_lightning_averages_weights_and_resumes(tmp_path):
+    lightning = pytest.importorskip("lightning")
+    WeightAveraging = getattr(pytest.importorskip("lightning.pytorch.callbacks"), "WeightAveraging", None)
+    if WeightAveraging is None:
+        pytest.skip("this version of Lightning has no WeightAveraging")
+
+    class Regression(lightning.LightningModule):
+        def __init__(self):
+            super().__init__()
+            self.layer = constrain(nn.Linear(3, 5), "weight", Stiefel(), init="random")
+
+        def training_step(self, batch, _):
+            return (self.layer(batch[0]) - batch[1]).square().mean()
+
+        def configure_optimizers(self):
+            return RiemannianAdam(self, lr=0.1)
+
+    torch.manual_seed(0)
+    data = torch.utils.data.TensorDataset(torch.randn(32, 3), torch.randn(32, 5))
+
+    def fit(epochs, path=None):
+        model = Regression()
+        averaging = WeightAveraging(multi_avg_fn=ManifoldAverage(model, 0.9))
+        trainer = lightning.Trainer(
+            max_epochs=epochs, accelerator="cpu", logger=False, enable_progress_bar=False, callbacks=[averaging],
+            enable_model_summary=False, default_root_dir=tmp_path, enable_checkpointing=False,
+        )  # fmt: skip
+        trainer.fit(model, torch.utils.data.DataLoader(data, batch_size=8), ckpt_path=path, weights_only=True)
+        return model, trainer
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # Lightning's advice on workers and on logging
+        model, trainer = fit(2)
+        trainer.save_checkpoint(tmp_path / "last.ckpt", weights_only=False)
+        resumed, again = fit(4, tmp_path / "last.ckpt")
+    assert max_residual(model) < 1e-6
+    assert max_residual(resumed) < 1e-6
+    saved = torch.load(tmp_path / "last.ckpt", weights_only=True)
+    assert saved["averaging_state"].keys() == {"n_averaged", "multi_avg_fn.mean_0"}
+    torch.testing.assert_close(polar(saved["averaging_state"]["multi_avg_fn.mean_0"][0], Stiefel()), model.layer.weight)
+    assert again.callbacks[0]._average_model.n_averaged > saved["averaging_state"]["n_averaged"]
