@@ -43,8 +43,8 @@ REFUSED = {
 #: refused in one frame
 REFUSED_IN = {
     ("Rprop", "ambient"): (
-        "it lengthens its steps while the gradient keeps its signs, and the ambient gradient keeps them at a minimum on "
-        "the manifold"
+        "it lengthens its steps while the gradient keeps its signs, and the ambient gradient keeps them at a minimum "
+        "on the manifold"
     )
 }
 #: refused by torch itself: (class, implementation, number), None for any -> what its error says
