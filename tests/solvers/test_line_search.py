@@ -234,3 +234,14 @@ def test_a_search_of_ones_own():
     assert result.success
     assert math.isclose(result.fun, 1.0, rel_tol=1e-10)
     assert all(b <= a for a, b in itertools.pairwise(costs))
+
+
+def test_epsilon_of_hager_and_zhang():
+    """With a good slope costs are accepted up to 16 units of roundoff above the start's, and no more."""
+    _, curve = along_gradient(lambda x: 1e8 + x.square().sum(), torch.ones(1, dtype=torch.float64))
+    trial = curve.at(0.5)  # the minimum of the parabola
+    eps = torch.finfo(torch.float64).eps * curve.start.f
+    trial.slope = 0.5 * curve.start.slope * (-1)
+    for units, verdict in ((-100, 0), (8, 0), (64, 1)):
+        trial.f = curve.start.f + units * eps
+        assert HagerZhang().judge(curve, trial) == verdict

@@ -212,6 +212,18 @@ def test_rounding_errors_do_not_add_up(solver):
     assert result.grad_norm < 1e-6
 
 
+def test_a_step_that_gains_nothing_does_not_stop_it():
+    """tolerance_change = 0 is never."""
+
+    class Idle(Solver):
+        def step(self, problem, state):
+            return state
+
+    result = minimize(rayleigh(), Sphere(), start(), Idle(), max_iter=4)
+    assert (result.nit, result.success) == (4, False)
+    assert minimize(rayleigh(), Sphere(), start(), Idle(), max_iter=4, tolerance_change=1e-9).nit == 1
+
+
 def test_a_callback_stops():
     def callback(result):
         if result.nit == 2:
