@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from harness.cli import claim, parse, positive
+from harness.cli import claim, keep, parse, positive
 from harness.identification import KINDS, Systems, capacity, draw_bars, draw_curves, table, take_step, verdict
 from torch import Tensor
 from tqdm import tqdm
@@ -153,15 +153,13 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
         training.load(kept)
     for epoch in tqdm(range(training.done // args.every, args.epochs), disable=None):
         training.advance(args.every)
-        torch.save({**training.state(), "epoch": epoch}, last.with_suffix(".new"))
-        last.with_suffix(".new").replace(last)  # at once: a run that is killed here can be resumed
+        keep({**training.state(), "epoch": epoch}, last)
         if (epoch + 1) % max(1, args.epochs // 20) == 0:
             tqdm.write(
                 f"iteration {training.done}: mean error {means(training.curve)}, {time.perf_counter() - start:.0f} s"
             )
     frozen = [Systems(N, args).restricted.matrix().detach().unsqueeze(1) for N in args.dimensions]
-    weights = [torch.cat(pair, 1) for pair in zip(training.best, frozen, strict=True)]
-    mse, error = training.evaluate(weights, "test")
+    mse, error = training.evaluate([torch.cat(pair, 1) for pair in zip(training.best, frozen, strict=True)], "test")
     chosen = torch.cat([training.curve.amin(0), training.curve[0, :, :, :1]], 2).argmin(-1)
     best, models = error.gather(-1, chosen.unsqueeze(-1)).squeeze(-1), (*MODELS, "frozen")
     rates = [", ".join(f"{rate:g}" for rate in model) for model in zip(*training.rates, strict=True)]

@@ -177,6 +177,12 @@ def claim(args: argparse.Namespace) -> Path:
     return out
 
 
+def keep(state: object, path: Path) -> None:
+    """Write a checkpoint in one go: a run that is killed meanwhile can be resumed from the one before."""
+    torch.save(state, path.with_suffix(".new"))
+    path.with_suffix(".new").replace(path)
+
+
 def new_folder(runs: Path) -> Path:
     """Make runs/NUMBER with the next number."""
     number = max((int(path.name) for path in runs.glob("*") if path.name.isdigit()), default=-1) + 1
