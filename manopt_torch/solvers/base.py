@@ -107,7 +107,8 @@ def minimize(
         verbose: print cost and gradient norm as the iterations go, at 1, 2, … 9, 10, 20, …
 
     Returns:
-        :class:`Result`. It never holds a cost above the start's.
+        :class:`Result`. Its cost is not above the start's, but for rounding errors. A start where the gradient is zero
+        is returned as it is, also if it is a saddle, which a first-order method cannot know; one near a saddle leaves.
 
     Raises:
         ValueError: for a start that is not on the manifold, and for a cost that is not finite there.
