@@ -9,6 +9,7 @@ from __future__ import annotations
 import inspect
 import math
 import warnings
+from pathlib import Path
 
 import pytest
 import torch
@@ -237,6 +238,10 @@ def markdown() -> str:
         notes += [f"frame={f!r} is refused: {why}" for (n, f), why in REFUSED_IN.items() if n == name]
         lines.append(f"| {name} | " + " | ".join(shown) + f" | {'; '.join(notes).replace('|', BAR)} |")
     return "\n".join(lines)
+
+
+def test_the_readme_shows_this_table() -> None:
+    assert markdown() in (Path(__file__).resolve().parents[2] / "README.md").read_text("utf-8")
 
 
 if __name__ == "__main__":
