@@ -31,7 +31,7 @@ LEVELS = {
 SHARED = {
     "kernels": ["precision", "linalg", "spectral"],
     "manifolds": ["base"],
-    "optim": ["groups", "checkpoints", "base", "refusals"],
+    "optim": ["groups", "checkpoints", "matrices", "base", "refusals"],
     "nn": [
         "factors", "init", "activations", "complex", "kernels", "recurrence", "recurrent",
         "unitary_maps", "structured_recurrence"

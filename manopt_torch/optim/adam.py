@@ -43,6 +43,7 @@ class RiemannianAdam(RiemannianOptimizer):
     """
 
     tangent_state: ClassVar[tuple[str, ...]] = ("exp_avg",)
+    number_state: ClassVar[tuple[str, ...]] = ("step", "exp_avg_sq", "max_exp_avg_sq")
     sparse_gradients: ClassVar[bool] = True
 
     def __init__(

@@ -12,6 +12,7 @@ from torch import Tensor
 from manopt_torch.manifolds import Manifold
 from manopt_torch.optim.checkpoints import with_live_manifolds, with_manifold_names
 from manopt_torch.optim.groups import Group, Params, as_groups, refuse_late_declarations, refuse_nonfinite
+from manopt_torch.optim.matrices import as_matrices
 from manopt_torch.precision import WIDER
 from manopt_torch.storage import Buckets
 
@@ -37,6 +38,10 @@ class RiemannianOptimizer(torch.optim.Optimizer, abc.ABC):
 
     #: names of state entries that are tangent vectors, and therefore travel with the point
     tangent_state: ClassVar[tuple[str, ...]] = ()
+    #: names of state entries that are a number, for each point or for the parameter
+    number_state: ClassVar[tuple[str, ...]] = ()
+    #: state entries that are an array for each point, a matrix (n, p): name -> shape, as "n", "p", "nn" or "pp"
+    array_state: ClassVar[dict[str, str]] = {}
     #: takes sparse gradients: of a table (V, ...) of points only the rows that the gradient touches, and theirs of the
     #: state, take part in a step; the others stay bit for bit
     sparse_gradients: ClassVar[bool] = False
@@ -51,6 +56,9 @@ class RiemannianOptimizer(torch.optim.Optimizer, abc.ABC):
         x, r: ``(P, *B, *S)``, P parameters of the manifold M. ``s`` holds what the last step stored (nothing at the
         first one), as ``(P, ...)``; new values are assigned to it, out of place.
         """
+
+    def check_manifold(self, M: Manifold) -> None:
+        """Raise ``ValueError`` for a manifold on which this optimizer is not defined."""
 
     def move(self, M: Manifold, x: Tensor, u: Tensor, *vs: Tensor) -> tuple[Tensor, ...]:
         """The new point, and the tangent state carried to it."""
@@ -89,6 +97,7 @@ class RiemannianOptimizer(torch.optim.Optimizer, abc.ABC):
         if others:
             manifolds = [g["manifold"] for g in (group, *others)]
             raise ValueError(f"one group has one manifold, got {manifolds}: add one group for each")
+        self.check_manifold(group["manifold"])
         super().add_param_group(group)
 
     def state_dict(self) -> dict[str, Any]:
@@ -109,18 +118,28 @@ class RiemannianOptimizer(torch.optim.Optimizer, abc.ABC):
                 # torch rounds the state of a half-precision parameter; what was saved is more exact
                 found = state_dict["state"].get(key, {}) if p.dtype in WIDER else self.state.get(p, {})
                 own = {k: torch.as_tensor(v).to(p.device, copy=True) for k, v in found.items() if v is not None}
-                elementwise = any(k not in self.tangent_state and v.shape == p.shape for k, v in own.items())
+                elementwise = any(k in self.number_state and v.shape == p.shape for k, v in own.items())
                 for name, value in own.items() if M.event_dim and (foreign or elementwise) else ():
                     if name in self.tangent_state:
                         own[name] = M.project(p.detach(), value)
-                    elif value.shape == p.shape:
+                    elif name in self.number_state and value.shape == p.shape:
                         parts = torch.view_as_real(value).sum(-1) if value.is_complex() else value
                         own[name] = parts.sum(dim=tuple(range(-M.event_dim, 0)))
                 if own:
                     self.state[p] = own
 
     def _fits(self, name: str, value: Tensor, p: Tensor, M: Manifold | None) -> bool:
-        """Tangent vectors have the shape of the parameter; other state has it too, or is per point, or one number."""
+        """Tangent vectors have the shape of the parameter; a number is one for each entry, for each point, or one."""
+        known = (*self.tangent_state, *self.number_state, *self.array_state)
+        if name not in known:
+            raise ValueError(
+                f"{type(self).__name__} has no state {name!r}, only {known}: this state was saved by another kind of "
+                "optimizer; a class of your own names its entries in tangent_state, number_state or array_state"
+            )
+        if M and name in self.array_state:
+            (seen,), _ = as_matrices(M, p.detach())
+            sizes = {"n": seen.shape[-2], "p": seen.shape[-1]}
+            return value.shape == (*seen.shape[:-2], *(sizes[letter] for letter in self.array_state[name]))
         per_point = p.shape[: p.dim() - M.event_dim] if M else None
         return value.shape in ([p.shape] if name in self.tangent_state else [p.shape, per_point, torch.Size()])
 

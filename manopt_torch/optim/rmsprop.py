@@ -41,6 +41,7 @@ class RiemannianRMSprop(RiemannianOptimizer):
     """
 
     tangent_state: ClassVar[tuple[str, ...]] = ("momentum_buffer",)
+    number_state: ClassVar[tuple[str, ...]] = ("step", "square_avg")
 
     def __init__(
         self,

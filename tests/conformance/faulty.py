@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from manopt_torch.manifolds import Manifold
+from manopt_torch.optim import RiemannianAdagrad, RiemannianASA, RiemannianMatrixAdam, RiemannianMuon
 from manopt_torch.solvers import Problem, Solver, State
 from manopt_torch.solvers.problem import combine
 
@@ -946,6 +947,53 @@ class SkipsRetraction(Descent):
     def carry(self, M: Manifold, p: Tensor, u: Tensor, buffer: Tensor) -> tuple[Tensor, ...]:
         self.count += 1
         return (p + u, buffer) if self.count > 1200 else super().carry(M, p, u, buffer)
+
+
+# ====================================================================== faulty native optimizers
+class DecayedSum(RiemannianAdagrad):
+    """The sum of squares forgets, as that of RMSprop."""
+
+    law = "O4 on Euclidean() it is its torch twin"
+
+    def direction(self, M: Manifold, x: Tensor, r: Tensor, s: dict[str, Tensor], group: dict[str, Any]) -> Tensor:
+        if s:
+            s["sum"] = 0.9 * s["sum"]
+        return super().direction(M, x, r, s, group)
+
+
+class WeightsOfTheBucket(RiemannianASA):
+    """The step is scaled by the norm of the whole bucket."""
+
+    law = "O3 many parameters at once are each on its own"
+
+    def direction(self, M: Manifold, x: Tensor, r: Tensor, s: dict[str, Tensor], group: dict[str, Any]) -> Tensor:
+        u = super().direction(M, x, r, s, group)
+        return u / (1 + torch.linalg.vector_norm(u))
+
+
+class DiagonalOfTheGram(RiemannianMatrixAdam):
+    """Only the diagonal of the second moment is kept: columns of this basis decide."""
+
+    law = "O6 an isometry maps iterates to iterates"
+
+    def direction(self, M: Manifold, x: Tensor, r: Tensor, s: dict[str, Tensor], group: dict[str, Any]) -> Tensor:
+        if s:
+            s["exp_avg_gram"] = torch.diag_embed(s["exp_avg_gram"].diagonal(dim1=-2, dim2=-1))
+        return super().direction(M, x, r, s, group)
+
+
+class DiagonalOfTheDual(RiemannianMuon):
+    """Only the diagonal of the dual variable is kept: columns of this basis decide."""
+
+    law = "O6 an isometry maps iterates to iterates"
+
+    def direction(self, M: Manifold, x: Tensor, r: Tensor, s: dict[str, Tensor], group: dict[str, Any]) -> Tensor:
+        if s:
+            s["dual"] = torch.diag_embed(s["dual"].diagonal(dim1=-2, dim2=-1))
+        return super().direction(M, x, r, s, group)
+
+
+NATIVE = (DecayedSum, WeightsOfTheBucket, DiagonalOfTheGram, DiagonalOfTheDual)
 
 
 # ====================================================================== healthy solvers

@@ -5,9 +5,9 @@ from typing import ClassVar
 
 import pytest
 import torch
-from faulty import MANIFOLDS, OPTIMIZERS, SOLVERS, Adaptive, Ball, Conjugate, Descent, Frames, Positive, build
+from faulty import MANIFOLDS, NATIVE, OPTIMIZERS, SOLVERS, Adaptive, Ball, Conjugate, Descent, Frames, Positive, build
 
-from manopt_torch.manifolds import Manifold
+from manopt_torch.manifolds import Manifold, Stiefel
 from manopt_torch.testing import (
     DTYPES,
     MANIFOLD_LAWS,
@@ -59,6 +59,25 @@ def test_faulty_optimizers_are_refused(faulty):
         check_optimizer(faulty, Ball(), laws=[faulty.law], twin=momentum, wrapped=Descent)
     assert refusal.value.law == faulty.law
     assert "Ball()" in str(refusal.value)
+
+
+@pytest.mark.parametrize("faulty", NATIVE, ids=lambda c: c.__name__)
+def test_faulty_native_optimizers_are_refused(faulty):
+    (healthy,) = faulty.__bases__
+    for kind in (healthy, faulty):
+
+        def factory(groups, kind=kind):
+            return kind(groups, lr=0.05)
+
+        def twin(groups):
+            return torch.optim.Adagrad(groups, lr=0.05)
+
+        if kind is healthy:
+            assert check_optimizer(factory, Stiefel(), (5, 3), laws=[faulty.law], twin=twin) == [faulty.law]
+        else:
+            with pytest.raises(LawViolation) as refusal:
+                check_optimizer(factory, Stiefel(), (5, 3), laws=[faulty.law], twin=twin)
+            assert refusal.value.law == faulty.law
 
 
 @pytest.mark.parametrize("manifold", [Frames(), Ball()], ids=repr)
