@@ -244,6 +244,8 @@ class TemporalTruGRBM(nn.Module):
 
         ``-bound(x).mean()`` is a loss whose gradient is the one with q fixed. For ln Z see :meth:`terms`.
         """
+        if samples < 1:
+            raise ValueError(f"samples must be at least 1, got {samples}")
         rows, sizes = self._rows(x)
         many, counts = rows.repeat_interleave(samples, 0), [size * samples for size in sizes]
         packed = PackedSequence(many, torch.tensor(counts))
@@ -265,6 +267,8 @@ class TemporalTruGRBM(nn.Module):
         or with ``samples`` by Gibbs sampling, the mean of E[x | h] after so many steps over samples of h_{t−1}.
         Mean field commits itself to one mode. To look beyond the end, append a frame of anything.
         """
+        if iterations < 1 or samples < 0:
+            raise ValueError(f"iterations must be at least 1, samples 0 or more, got {iterations} and {samples}")
         rows, sizes = self._rows(x)
         self.rbm.energy.check_normalizable()
         copies = max(samples, 1)
@@ -300,6 +304,8 @@ class TemporalTruGRBM(nn.Module):
             k: Gibbs steps; exact as k → ∞.
             generator: of the samples.
         """
+        if min(steps, batch, k) < 1:
+            raise ValueError(f"steps, batch and k must be at least 1, got {steps}, {batch} and {k}")
         self.rbm.energy.check_normalizable()
         if start is None:
             x, h = self.W2.new_zeros(batch, self.num_visible), self.W2.new_zeros(batch, self.num_hidden)

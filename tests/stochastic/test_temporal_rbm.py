@@ -345,6 +345,14 @@ def test_bad_input_is_refused() -> None:
         model.terms(frames(3, 2, 3), torch.zeros(2, 2, 2))
     with pytest.raises(ValueError, match=r"start must be \(T, B, 3\)"):
         model.generate(2, start=frames(4, 3))
+    for call in (
+        lambda: model.bound(frames(2, 3), samples=0),
+        lambda: model.predict(frames(2, 3), iterations=0),
+        lambda: model.predict(frames(2, 3), samples=-1),
+        lambda: model.generate(0),
+    ):
+        with pytest.raises(ValueError, match="must be at least 1"):
+            call()
     with pytest.raises(ValueError, match="precision must be positive"):
         TemporalTruGRBM(3, 2, precision=-1.0)
     with pytest.raises(ValueError, match="annealed_importance_sampling"):
