@@ -16,6 +16,9 @@ from harness.boltzmann import draw_images
 from harness.sequences import KEYS, SequenceSets, draw_rolls, write_midi
 from manopt_torch.stochastic import TemporalTruGRBM
 
+#: test sequences that are predicted at a time: the longest of MuseData's has 4273 frames, each of them many samples
+SEQUENCES = 10
+
 
 class Result(NamedTuple):
     """Errors and the bound for each frame, NaN where there is none; the ends of the boxes; minutes of training."""
@@ -38,8 +41,11 @@ class Result(NamedTuple):
 
 def error(test: list[Tensor], predict: Callable[[PackedSequence], PackedSequence]) -> float:
     """The mean of ‖x_t − x̂_t‖² over all frames but the first of every sequence."""
-    found = unpack_sequence(predict(pack_sequence(test, enforce_sorted=False)))
-    squares = [(x - y)[1:].square().sum(1) for x, y in zip(test, found, strict=True)]
+    squares = []
+    for start in range(0, len(test), SEQUENCES):
+        part = test[start : start + SEQUENCES]
+        found = unpack_sequence(predict(pack_sequence(part, enforce_sorted=False)))
+        squares += [(x - y)[1:].square().sum(1) for x, y in zip(part, found, strict=True)]
     return torch.cat(squares).mean().item()
 
 
