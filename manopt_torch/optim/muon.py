@@ -13,6 +13,9 @@ from manopt_torch.optim.base import RiemannianOptimizer, State, require
 from manopt_torch.optim.groups import Group, Params
 from manopt_torch.optim.matrices import as_matrices, matrix_manifold
 
+#: an eigenvalue of a p×p matrix below this many times p units of roundoff of the largest one is zero
+NULL = 16.0
+
 
 class RiemannianMuon(RiemannianOptimizer):
     """Steps u = lr · argmin ⟨b, u⟩ over tangent u with ‖u‖₂ ≤ 1, on ``Stiefel``, ``Unitary`` and Views of them.
@@ -36,8 +39,8 @@ class RiemannianMuon(RiemannianOptimizer):
         lr: the largest singular value ‖u‖₂ of a step; a number or a 0-dim tensor. Steps do not shorten with the
             gradient: let it decay.
         momentum, nesterov, maximize: as in ``torch.optim.Muon``.
-        eps: singular values of (b + xΛ)/‖b‖_F far below it count as 0: D is ((…)ᴴ(…) + eps² I)^-½, with the floor of
-            :mod:`manopt_torch.spectral` besides.
+        eps: of tall x: D is ((…)ᴴ(…) + eps² I)^-½ of (b + xΛ)/‖b‖_F, with the floor of :mod:`manopt_torch.spectral`
+            besides. For square x, where odd real ones have a null vector, u is 0 where b is, to rounding.
         error_if_nonfinite: see :class:`RiemannianOptimizer`.
 
     Raises:
@@ -83,11 +86,20 @@ class RiemannianMuon(RiemannianOptimizer):
         skew = linalg.skew(y.mH @ b)
         eye = torch.eye(y.shape[-1], dtype=y.dtype, device=y.device)
         a = b + y @ s.get("dual", torch.zeros_like(skew))
-        d = spectral.inv_sqrtm(a.mH @ a + group["eps"] ** 2 * eye)
-        if y.shape[-2] > y.shape[-1]:
+        if y.shape[-2] == y.shape[-1]:
+            d = _inverse_root(a.mH @ a)
+        else:
+            d = spectral.inv_sqrtm(a.mH @ a + group["eps"] ** 2 * eye)
             s["dual"] = linalg.herm(linalg.lyapunov(d, d @ skew - skew @ d))
             a = b + y @ s["dual"]
         u = M.project(x, back(a @ d))
         (seen,), _ = as_matrices(M, u)
         longest = torch.linalg.matrix_norm(seen, 2, keepdim=True).clamp(min=1)
         return back(seen * (-group["lr"] / longest))
+
+
+def _inverse_root(a: Tensor) -> Tensor:
+    """(…, p, p) Hermitian, positive semidefinite: a^-½ where a is not zero, to rounding, and 0 where it is."""
+    w, v = torch.linalg.eigh(a)
+    floor = NULL * a.shape[-1] * torch.finfo(w.dtype).eps * w[..., -1:]
+    return (v * torch.where(w > floor, w.clamp(min=torch.finfo(w.dtype).tiny).rsqrt(), 0).unsqueeze(-2)) @ v.mH

@@ -62,7 +62,7 @@ class Result:
         message: why it stopped.
     """
 
-    x: Any
+    x: Any = dataclasses.field(repr=False)
     fun: float
     grad_norm: float
     nit: int
