@@ -69,8 +69,9 @@ def show(results: list[Result], sets: SequenceSets, frames: int, seed: int, film
             generator = torch.Generator().manual_seed(seed)
             rolls[result.name] = result.model.generate(frames, start=start, generator=generator)[:, 0]
     if films:
-        few = {name: roll[:: max(1, frames // 20)] for name, roll in rolls.items()}
-        draw_images(few, "every second frame", out / "generated.png", cmap="gray_r", vmin=0, vmax=1)
+        every = max(1, frames // 20)
+        few = {name: roll[::every] for name, roll in rolls.items()}
+        draw_images(few, f"one frame in {every}", out / "generated.png", cmap="gray_r", vmin=0, vmax=1)
     else:
         draw_rolls(rolls, out / "generated.png")
     if sets.binary and start.shape[-1] == KEYS:
