@@ -8,15 +8,14 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from manopt_torch import spectral
 from manopt_torch.manifolds import Manifold
 from manopt_torch.optim.base import RiemannianOptimizer, State, require
 from manopt_torch.optim.groups import Group, Params
-from manopt_torch.optim.matrices import as_matrices, matrix_manifold
+from manopt_torch.optim.matrices import as_matrices, inverse_root, orthonormal_manifold
 
 
 class RiemannianMatrixAdam(RiemannianOptimizer):
-    """Adam whose second moment is a p×p matrix, for matrices (*B, n, p) or a View of them.
+    """Adam whose second moment is a p×p matrix, on ``Stiefel``, ``Unitary`` and Views of them.
 
     With r the Riemannian gradient at x and t the number of steps::
 
@@ -25,8 +24,8 @@ class RiemannianMatrixAdam(RiemannianOptimizer):
         x ← R_x(−lr · P_x(m̂ (Ĉ + ε² I)^-½)),   m̂ = m/(1 − β₁ᵗ),  Ĉ = C/(1 − β₂ᵗ)
 
     and m is carried to the new x. Equivariant from both sides: X → QXV with unitary Q and V has C → VᴴCV. For p = 1
-    it is :class:`RiemannianAdam`, but that ε is added under the root; eigenvalues of Ĉ have the floor of
-    :mod:`manopt_torch.spectral` besides.
+    it is :class:`RiemannianAdam`, but that ε is added under the root. Where Ĉ is zero, to rounding, so is m̂, and the
+    root counts as zero.
 
     Args:
         params: see :class:`RiemannianOptimizer`.
@@ -36,8 +35,8 @@ class RiemannianMatrixAdam(RiemannianOptimizer):
         weight_decay, error_if_nonfinite: see :class:`RiemannianOptimizer`.
 
     Raises:
-        ValueError: for a negative ``lr``, ``eps`` or ``weight_decay``, for betas outside [0, 1), and for a manifold
-            whose points are no matrices.
+        ValueError: for a negative ``lr``, ``eps`` or ``weight_decay``, for betas outside [0, 1), and for another
+            manifold.
     """
 
     tangent_state: ClassVar[tuple[str, ...]] = ("exp_avg",)
@@ -62,7 +61,7 @@ class RiemannianMatrixAdam(RiemannianOptimizer):
         super().__init__(params, defaults, error_if_nonfinite=error_if_nonfinite)
 
     def check_manifold(self, M: Manifold) -> None:
-        matrix_manifold(M)
+        orthonormal_manifold(M)
 
     def direction(self, M: Manifold, x: Tensor, r: Tensor, s: State, group: Group) -> Tensor:
         (a,), _ = as_matrices(M, r)
@@ -77,6 +76,5 @@ class RiemannianMatrixAdam(RiemannianOptimizer):
         step = s["step"].to(gram.real.dtype).reshape(-1, *[1] * (gram.ndim - 1))
         unbias1, unbias2 = (-torch.expm1(step * math.log(beta)) if beta else 1.0 for beta in (beta1, beta2))
         (m,), back = as_matrices(M, s["exp_avg"])
-        eye = torch.eye(gram.shape[-1], dtype=gram.dtype, device=gram.device)
-        root = spectral.inv_sqrtm(s["exp_avg_gram"] / unbias2 + group["eps"] ** 2 * eye)
+        root = inverse_root(s["exp_avg_gram"] / unbias2, group["eps"])
         return -group["lr"] * M.project(x, back(m / unbias1 @ root))

@@ -8,13 +8,10 @@ import torch
 from torch import Tensor
 
 from manopt_torch import linalg, spectral
-from manopt_torch.manifolds import Manifold, Stiefel, Unitary
+from manopt_torch.manifolds import Manifold, Stiefel
 from manopt_torch.optim.base import RiemannianOptimizer, State, require
 from manopt_torch.optim.groups import Group, Params
-from manopt_torch.optim.matrices import as_matrices, matrix_manifold
-
-#: an eigenvalue of a p×p matrix below this many times p units of roundoff of the largest one is zero
-NULL = 16.0
+from manopt_torch.optim.matrices import as_matrices, inverse_root, orthonormal_manifold
 
 
 class RiemannianMuon(RiemannianOptimizer):
@@ -70,13 +67,10 @@ class RiemannianMuon(RiemannianOptimizer):
         super().__init__(params, defaults, error_if_nonfinite=error_if_nonfinite)
 
     def check_manifold(self, M: Manifold) -> None:
-        if not isinstance(matrix_manifold(M), Stiefel | Unitary):
-            raise ValueError(
-                f"RiemannianMuon is for Stiefel, Unitary and Views of them, got {M!r}; take RiemannianAdam"
-            )
+        orthonormal_manifold(M)
 
     def direction(self, M: Manifold, x: Tensor, r: Tensor, s: State, group: Group) -> Tensor:
-        mu, base = group["momentum"], matrix_manifold(M)
+        mu, base = group["momentum"], orthonormal_manifold(M)
         s["momentum_buffer"] = m = s.get("momentum_buffer", torch.zeros_like(r)).lerp(r, 1 - mu)
         (y, b), back = as_matrices(M, x, r.lerp(m, mu) if group["nesterov"] else m)
         if isinstance(base, Stiefel) and base.metric == "canonical":
@@ -87,7 +81,7 @@ class RiemannianMuon(RiemannianOptimizer):
         eye = torch.eye(y.shape[-1], dtype=y.dtype, device=y.device)
         a = b + y @ s.get("dual", torch.zeros_like(skew))
         if y.shape[-2] == y.shape[-1]:
-            d = _inverse_root(a.mH @ a)
+            d = inverse_root(a.mH @ a)
         else:
             d = spectral.inv_sqrtm(a.mH @ a + group["eps"] ** 2 * eye)
             s["dual"] = linalg.herm(linalg.lyapunov(d, d @ skew - skew @ d))
@@ -96,10 +90,3 @@ class RiemannianMuon(RiemannianOptimizer):
         (seen,), _ = as_matrices(M, u)
         longest = torch.linalg.matrix_norm(seen, 2, keepdim=True).clamp(min=1)
         return back(seen * (-group["lr"] / longest))
-
-
-def _inverse_root(a: Tensor) -> Tensor:
-    """(…, p, p) Hermitian, positive semidefinite: a^-½ where a is not zero, to rounding, and 0 where it is."""
-    w, v = torch.linalg.eigh(a)
-    floor = NULL * a.shape[-1] * torch.finfo(w.dtype).eps * w[..., -1:]
-    return (v * torch.where(w > floor, w.clamp(min=torch.finfo(w.dtype).tiny).rsqrt(), 0).unsqueeze(-2)) @ v.mH

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from manopt_torch import Euclidean, Sphere, Stiefel, View
+from manopt_torch import SPD, Euclidean, ManifoldParameter, Sphere, Stiefel, View
 from manopt_torch.optim import RiemannianAdam, RiemannianMatrixAdam
 
 both = pytest.mark.parametrize("dtype", [torch.float64, torch.complex128])
@@ -59,6 +59,8 @@ def test_a_view_is_its_base():
 def test_points_that_are_no_matrices_are_refused(M):
     with pytest.raises(ValueError, match="no matrices as points"):
         RiemannianMatrixAdam([{"params": [nn.Parameter(M.random(3))], "manifold": M}])
+    with pytest.raises(ValueError, match="is for Stiefel, Unitary"):
+        RiemannianMatrixAdam([ManifoldParameter(torch.eye(3), SPD())])
 
 
 @pytest.mark.parametrize("settings", [{"lr": -1.0}, {"betas": (0.9, 1.0)}, {"eps": -1.0}, {"weight_decay": -1.0}])
