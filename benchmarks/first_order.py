@@ -174,10 +174,11 @@ def parametrized(library: str) -> Build:
 def pogo(base: str, unit: float) -> Build:
     def build(start: list[Tensor], free: list[Tensor], scale: float) -> Contestant:
         import pogo as peer
+        from pogo import base as rules
 
         rest = _free(free)
         xs = [nn.Parameter(x.clone().unsqueeze(0)) for x in start]
-        rule = peer.SGD(momentum=0.9) if base == "SGD" else peer.VectorAdam()
+        rule = rules.SGD(momentum=0.9) if base == "SGD" else rules.VectorAdam()
         optimizer = peer.POGO(xs, rule, lr=unit * scale, rows=False, check_size=False)
         return Contestant(lambda: [x[0] for x in xs], rest, [optimizer, *_adam(rest, scale)])
 
@@ -191,10 +192,11 @@ def contestants() -> dict[str, Build]:
         kind = getattr(manopt_torch.optim, name)
         if not isinstance(kind, type) or not issubclass(kind, RiemannianOptimizer) or kind is RiemannianOptimizer:
             continue
-        if name in ("RiemannianSGD", "Landing"):
+        if name in ("RiemannianSGD", "Landing", "POGO"):
             found[f"{name}, momentum 0.9"] = native(kind, 0.1, momentum=0.9)
         else:
             found[name] = native(kind, 0.3)
+    found["POGO, betas"] = native(manopt_torch.optim.POGO, 0.3, betas=(0.9, 0.999))
     found |= {
         "riemannian(torch SGD, momentum 0.9)": wrapped(torch.optim.SGD, 0.1, momentum=0.9),
         "riemannian(torch Adam)": wrapped(torch.optim.Adam, 0.01),

@@ -46,8 +46,13 @@ class RiemannianOptimizer(torch.optim.Optimizer, abc.ABC):
     #: state, take part in a step; the others stay bit for bit
     sparse_gradients: ClassVar[bool] = False
 
+    #: the residual that points may have when a group is added; None for what rounding explains
+    residual_allowed: float | None = None
+
     def __init__(self, params: Params, defaults: dict[str, Any], *, error_if_nonfinite: bool = False) -> None:
-        super().__init__(as_groups(params), {**defaults, "error_if_nonfinite": error_if_nonfinite})
+        super().__init__(
+            as_groups(params, self.residual_allowed), {**defaults, "error_if_nonfinite": error_if_nonfinite}
+        )
 
     @abc.abstractmethod
     def direction(self, M: Manifold, x: Tensor, r: Tensor, s: State, group: Group) -> Tensor:
@@ -59,6 +64,10 @@ class RiemannianOptimizer(torch.optim.Optimizer, abc.ABC):
 
     def check_manifold(self, M: Manifold) -> None:
         """Raise ``ValueError`` for a manifold on which this optimizer is not defined."""
+
+    def gradient(self, M: Manifold, x: Tensor, g: Tensor) -> Tensor:
+        """What :meth:`direction` is given as ``r``; optimizers whose points are off the manifold do without ``M``."""
+        return M.rgrad(x, g)
 
     def move(self, M: Manifold, x: Tensor, u: Tensor, *vs: Tensor) -> tuple[Tensor, ...]:
         """The new point, and the tangent state carried to it."""
@@ -80,7 +89,7 @@ class RiemannianOptimizer(torch.optim.Optimizer, abc.ABC):
                 if group.get("error_if_nonfinite"):
                     refuse_nonfinite(self, bucket.params, g)
                 g = -g if group.get("maximize") else g
-                r = M.rgrad(x, g + decay * x if decay and not decoupled else g)
+                r = self.gradient(M, x, g + decay * x if decay and not decoupled else g)
                 u = self.direction(M, x, r, s, group)
                 if decay and decoupled:
                     u = u - group["lr"] * decay * M.project(x, x)
@@ -93,7 +102,7 @@ class RiemannianOptimizer(torch.optim.Optimizer, abc.ABC):
 
     def add_param_group(self, param_group: Group) -> None:
         """As torch's. A group without ``"manifold"`` must hold ``ManifoldParameter`` of one manifold."""
-        group, *others = as_groups([param_group])
+        group, *others = as_groups([param_group], self.residual_allowed)
         if others:
             manifolds = [g["manifold"] for g in (group, *others)]
             raise ValueError(f"one group has one manifold, got {manifolds}: add one group for each")

@@ -18,8 +18,8 @@ Group = dict[str, Any]
 Params = nn.Module | Iterable[Any]
 
 
-def as_groups(params: Params) -> list[Group]:
-    """Any form of ``params`` as groups that each name their manifold.
+def as_groups(params: Params, tolerance: float | None = None) -> list[Group]:
+    """Any form of ``params`` as groups that each name their manifold; ``tolerance`` is for :func:`fault_of`.
 
     Raises ``TypeError`` where a tensor has none, ``ValueError`` where it was declared on another one, has a shape that
     does not fit, or a value that is off the manifold: a step would not bring it back.
@@ -29,7 +29,7 @@ def as_groups(params: Params) -> list[Group]:
     items = _ordered(params)
     if items and not any(isinstance(item, dict) for item in items):
         items = [{"params": items}]
-    return [group for item in items for group in _with_manifold(item)]
+    return [group for item in items for group in _with_manifold(item, tolerance)]
 
 
 def _ordered(params: Tensor | Iterable[Any]) -> list[Any]:
@@ -40,7 +40,7 @@ def _ordered(params: Tensor | Iterable[Any]) -> list[Any]:
     return [params] if isinstance(params, Tensor) else list(params)
 
 
-def _with_manifold(group: Group) -> list[Group]:
+def _with_manifold(group: Group, tolerance: float | None) -> list[Group]:
     members: dict[Manifold, list[Any]] = {group["manifold"]: []} if "manifold" in group else {}
     for p in _ordered(group["params"]):
         tensor = p[1] if isinstance(p, tuple) else p  # named_parameters() gives pairs
@@ -59,7 +59,7 @@ def _with_manifold(group: Group) -> list[Group]:
         manifold.check_shape(tuple(tensor.shape))
         # of a DTensor a collective call, which not every rank may make; flat space has nothing to be off
         seen = type(tensor.detach()) is Tensor and not isinstance(manifold, Euclidean)
-        if seen and (fault := fault_of(tensor, manifold)):
+        if seen and (fault := fault_of(tensor, manifold, tolerance)):
             raise ValueError(
                 f"{describe(tensor)} {fault}; p.copy_(manifold.nearest(p)) under torch.no_grad() moves it to a point. "
                 "Was it initialised after it was constrained?"

@@ -7,6 +7,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
+from manopt_torch import linalg
 from manopt_torch.manifolds import Manifold, Stiefel, Unitary, View
 
 #: an eigenvalue of a p×p matrix below this many times p units of roundoff of the largest one is zero
@@ -47,3 +48,8 @@ def inverse_root(a: Tensor, eps: float = 0.0) -> Tensor:
     floor = NULL * a.shape[-1] * torch.finfo(w.dtype).eps * w[..., -1:]
     root = torch.where(w > floor, (w.clamp(min=tiny) + eps**2).rsqrt(), 0)
     return (v * root.unsqueeze(-2)) @ v.mH
+
+
+def relative(x: Tensor, b: Tensor) -> Tensor:
+    """skew(b xᴴ) x of (…, n, p), in O(np²): tangent at x if xᴴx = I, and orthogonal to x(xᴴx − I)."""
+    return linalg.gemm(x, b.mH @ x, b @ (x.mH @ x), alpha=-0.5, beta=0.5)

@@ -15,7 +15,14 @@ import torch
 from torch import Tensor
 
 from manopt_torch.manifolds import Manifold
-from manopt_torch.optim import RiemannianAdagrad, RiemannianASA, RiemannianMatrixAdam, RiemannianMuon
+from manopt_torch.optim import (
+    POGO,
+    Landing,
+    RiemannianAdagrad,
+    RiemannianASA,
+    RiemannianMatrixAdam,
+    RiemannianMuon,
+)
 from manopt_torch.solvers import Problem, Solver, State
 from manopt_torch.solvers.problem import combine
 
@@ -993,7 +1000,28 @@ class DiagonalOfTheDual(RiemannianMuon):
         return super().direction(M, x, r, s, group)
 
 
-NATIVE = (DecayedSum, WeightsOfTheBucket, DiagonalOfTheGram, DiagonalOfTheDual)
+class StepOfTheBucket(Landing):
+    """The step of one point depends on the others of its bucket."""
+
+    law = "O3 many parameters at once are each on its own"
+
+    def direction(self, M: Manifold, x: Tensor, r: Tensor, s: dict[str, Tensor], group: dict[str, Any]) -> Tensor:
+        u = super().direction(M, x, r, s, group)
+        return u / (1 + torch.linalg.vector_norm(u))
+
+
+class SkewOfThisBasis(POGO):
+    """The first row of a step is forgotten."""
+
+    law = "O6 an isometry maps iterates to iterates"
+
+    def direction(self, M: Manifold, x: Tensor, r: Tensor, s: dict[str, Tensor], group: dict[str, Any]) -> Tensor:
+        u = super().direction(M, x, r, s, group).clone()
+        u[..., 0, :] = 0
+        return u
+
+
+NATIVE = (DecayedSum, WeightsOfTheBucket, DiagonalOfTheGram, DiagonalOfTheDual, StepOfTheBucket, SkewOfThisBasis)
 
 
 # ====================================================================== healthy solvers

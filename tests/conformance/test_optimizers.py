@@ -59,6 +59,8 @@ OPTIONS = {
     ],
     "RiemannianASA": [{}, {"beta": 0.9, "eps": 1e-4, "weight_decay": 0.1, "maximize": True}],
     "RiemannianMatrixAdam": [{}, {"betas": (0.5, 0.9), "eps": 1e-2, "weight_decay": 0.1, "maximize": True}],
+    "Landing": [{"lr": 0.1}, {"momentum": 0.5, "attraction": 0.5, "safe": 0.1, "maximize": True}],
+    "POGO": [{"lr": 0.1}, {"momentum": 0.5, "maximize": True}, {"betas": (0.9, 0.99)}],
     "RiemannianMuon": [{}, {"momentum": 0.5, "nesterov": False, "maximize": True}],
 }
 ELEMENTWISE = {"O6": "torch's second moment is one number per entry, and entries are not preserved by an isometry"}
