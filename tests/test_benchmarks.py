@@ -148,3 +148,13 @@ def test_first_order_reports_gaps_that_fall_and_what_was_left_out(load, monkeypa
     text = first_order.table([adam, other])
     assert "no complex numbers" in text
     assert "| RiemannianAdam |" in text
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # the peer compiles a function as it is imported
+def test_pogo_makes_the_steps_of_its_peer(load, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("pogo")
+    pogo = load("pogo_steps")
+    monkeypatch.setattr(pogo, "CASES", {"small": (3, (4, 2))})
+    row = pogo.run("small", 5)
+    assert row["ratio"] == row["ours, ms"] / row["pogo-torch, ms"]
+    assert row["apart"] < 1e-5
