@@ -1797,7 +1797,8 @@ def _memory_tangent(s: _Search) -> None:
 
 @_law(SOLVER_LAWS, "S5 evaluations are counted")
 def _counted(s: _Search) -> None:
-    """The cost runs nfev + nhev times and gradients are made Riemannian njev + nhev times, 1 and 1 at the start."""
+    """The cost runs nfev times, for a product of the Hessian at most once more; gradients are made Riemannian
+    njev + nhev times; 1 and 1 at the start."""
     counts = {"cost": 0, "rgrad": 0}
     kind = type(s.manifold)
 
@@ -1814,7 +1815,10 @@ def _counted(s: _Search) -> None:
     for limit in (0, 5):
         counts.update(cost=0, rgrad=0)
         r = minimize(cost, counting(**fields), s.start, s.solver, max_iter=limit, tolerance_grad=0.0)
-        s.require(counts["cost"] == r.nfev + r.nhev, f"{counts['cost']} runs of the cost, nfev {r.nfev}, nhev {r.nhev}")
+        s.require(
+            r.nfev <= counts["cost"] <= r.nfev + r.nhev,
+            f"{counts['cost']} runs of the cost, nfev {r.nfev}, nhev {r.nhev}",
+        )
         s.require(counts["rgrad"] == r.njev + r.nhev, f"{counts['rgrad']} gradients, njev {r.njev}, nhev {r.nhev}")
         s.require(limit > 0 or (r.nfev, r.njev, r.nhev) == (1, 1, 0), "the start takes one cost and one gradient")
 

@@ -36,7 +36,7 @@ SHARED = {
         "factors", "init", "activations", "complex", "kernels", "recurrence", "recurrent",
         "unitary_maps", "structured_recurrence"
     ],
-    "solvers": ["problem", "base", "line_search", "curvature"],
+    "solvers": ["problem", "expansion", "base", "line_search", "curvature"],
     "stochastic": ["gibbs", "rbm"],
 }  # fmt: skip
 DEPENDENCIES = {"torch", "numpy"}  # install_requires in setup.cfg; everything else is the standard library

@@ -7,6 +7,7 @@ from manopt_torch.solvers.lbfgs import LBFGS
 from manopt_torch.solvers.line_search import Armijo, HagerZhang, StrongWolfe
 from manopt_torch.solvers.module import minimize_module
 from manopt_torch.solvers.problem import Problem
+from manopt_torch.solvers.trust_region import TrustRegion
 
 __all__ = [
     "LBFGS",
@@ -19,6 +20,7 @@ __all__ = [
     "Solver",
     "State",
     "StrongWolfe",
+    "TrustRegion",
     "minimize",
     "minimize_module",
 ]

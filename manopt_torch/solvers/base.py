@@ -48,6 +48,13 @@ class Solver(abc.ABC):
     def step(self, problem: Problem, state: Any) -> Any:
         """One iteration: the next state, whose cost is not higher, or the same one with ``halted`` set."""
 
+    def escape(self, problem: Problem, state: Any) -> Any:
+        """Asked where the gradient is within the tolerance: a state of lower cost to go on from, or ``state`` itself.
+
+        A method that knows the Hessian can leave a saddle here; the others believe the gradient.
+        """
+        return state
+
 
 @dataclasses.dataclass(frozen=True)
 class Result:
@@ -109,6 +116,7 @@ def minimize(
     Returns:
         :class:`Result`. Its cost is not above the start's, but for rounding errors. A start where the gradient is zero
         is returned as it is, also if it is a saddle, which a first-order method cannot know; one near a saddle leaves.
+        A second-order method looks for negative curvature before it stops for the gradient, and leaves where it is.
 
     Raises:
         ValueError: for a start that is not on the manifold, and for a cost that is not finite there.
@@ -140,9 +148,11 @@ def minimize(
         if verbose and nit % 10 ** max(0, len(str(nit)) - 1) == 0:
             print(f"iteration {nit}: cost {state.f:.10g}, gradient norm {state.norm:.3g}")
         success, message = True, ""
-        if state.norm <= tolerance:
+        arrived = state.norm <= tolerance
+        left = solver.escape(problem, state) if arrived and nit < max_iter else state
+        if arrived and left is state:
             message = f"the gradient has norm {state.norm:.3g}, at most tolerance_grad = {tolerance:g}"
-        elif tolerance_change > 0 and change <= tolerance_change * max(1.0, abs(state.f)):
+        elif left is state and tolerance_change > 0 and change <= tolerance_change * max(1.0, abs(state.f)):
             message = f"the cost fell by {change:.3g}, relatively at most tolerance_change = {tolerance_change:g}"
         elif state.halted:
             success, message = False, f"{state.halted} (gradient norm {state.norm:.3g})"
@@ -152,7 +162,7 @@ def minimize(
             success, message = False, f"max_seconds = {max_seconds:g} passed (gradient norm {state.norm:.3g})"
         if message:
             break
-        previous, state = state, solver.step(problem, state)
+        previous, state = state, solver.step(problem, state) if left is state else left
         nit, change = nit + 1, math.inf if state.halted else previous.f - state.f
         if callback is not None:
             try:

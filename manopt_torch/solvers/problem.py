@@ -8,7 +8,6 @@ from collections.abc import Callable
 
 import torch
 from torch import Tensor
-from torch.func import grad, jvp
 
 from manopt_torch.manifolds.product import Points, Product
 
@@ -38,7 +37,8 @@ class Problem:
         self.nfev = self.njev = self.nhev = 0
         self._cost = cost
 
-    def _value(self, *x: Tensor) -> Tensor:
+    def evaluate(self, *x: Tensor) -> Tensor:
+        """f(x) as a tensor, not counted."""
         f = self._cost(*x)
         if not isinstance(f, Tensor) or f.numel() != 1 or f.is_complex():
             got = f"a tensor of shape {tuple(f.shape)}, {f.dtype}" if isinstance(f, Tensor) else repr(f)
@@ -49,14 +49,14 @@ class Problem:
     def value(self, x: Points) -> float:
         """f(x)."""
         self.nfev += 1
-        return self._value(*x).item()
+        return self.evaluate(*x).item()
 
     def tape(self, x: Points) -> tuple[float, Callable[[], Points]]:
         """f(x), and a function that returns the Riemannian gradient, for who looks at the cost first."""
         self.nfev += 1
         leaves = [t.detach().requires_grad_() for t in x]
         with torch.enable_grad():
-            f = self._value(*leaves)
+            f = self.evaluate(*leaves)
 
         def pull() -> Points:
             self.njev += 1
@@ -71,18 +71,3 @@ class Problem:
         """f(x), and the Riemannian gradient, a tuple of tangent vectors at x."""
         f, pull = self.tape(x)
         return f, pull()
-
-    def hessian(self, x: Points, u: Points) -> Points:
-        """H[u], H the second derivative of f∘R_x at 0, a tuple of tangent vectors at x.
-
-        ⟨H[u], v⟩_x = D²(f∘R_x)(0)[u, v]. Of a retraction of second order this is the Riemannian Hessian;
-        of any other it is that at critical points.
-        """
-        self.nhev += 1
-
-        def slope(w: Points) -> Points:
-            return grad(lambda w: self._value(*self.manifold.retract(x, w)))(w)
-
-        with torch.no_grad():
-            curvature = jvp(slope, (tuple(torch.zeros_like(t) for t in x),), (u,))[1]
-            return self.manifold.rgrad(x, curvature)

@@ -1181,6 +1181,26 @@ class NormalizesTheGradient(Conjugate):
         return super().init(problem, self.retract(problem, x, combine((-1e-6 / torch.tensor(state.norm), state.g))))
 
 
+class LeavesMinima(Conjugate):
+    """A small step from where the gradient is zero, lest it be a saddle; the cost there is not asked for."""
+
+    law = "S7 a critical start is kept"
+
+    def escape(self, problem: Problem, state: Any) -> Any:
+        shaken = problem.manifold.project(state.x, tuple(1e-3 * torch.ones_like(t) for t in state.x))
+        return self.init(problem, self.retract(problem, state.x, shaken))
+
+
+class CountsProductsThatNobodyAsked(Conjugate):
+    """Products of the Hessian are counted where gradients are computed."""
+
+    law = "S5 evaluations are counted"
+
+    def evaluate(self, problem: Problem, y: Any) -> Any:
+        problem.nhev += 1
+        return super().evaluate(problem, y)
+
+
 class RemembersTheLastRun(Conjugate):
     """The number of steps so far decides how much decrease is enough."""
 

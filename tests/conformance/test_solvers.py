@@ -31,6 +31,9 @@ OPTIONS = {
         {"powell": 10.0, "line_search": StrongWolfe(curvature=0.1)},
     ],
     "LBFGS": [{"history": 1}, {"history": 3, "line_search": Armijo()}, {"line_search": StrongWolfe()}],
+    "TrustRegion": [
+        {"radius": 0.1, "theta": 0.5, "kappa": 0.5, "max_inner": 3, "probes": 0},
+    ],
 }
 FIRST = [c() for c in CLASSES]
 SOLVERS = [*FIRST, *(c(**options) for c in CLASSES for options in OPTIONS.get(c.__name__, []))]
@@ -64,7 +67,7 @@ def test_law(solver, manifold, shape, law, dtypes):
 
 
 def test_every_class_is_found():
-    assert {"GradientDescent", "ConjugateGradient", "LBFGS"} <= {c.__name__ for c in CLASSES}
+    assert {"GradientDescent", "ConjugateGradient", "LBFGS", "TrustRegion"} <= {c.__name__ for c in CLASSES}
 
 
 # ---------------------------------------------------------------------- known optima
