@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Literal, get_args
 
 import numpy as np
@@ -18,6 +18,11 @@ from manopt_torch.solvers.line_search import ROUNDING
 from manopt_torch.solvers.problem import Problem, combine
 
 Hessian = Literal["exact", "difference"]
+
+#: the model must be met to this part for a step to be taken
+ACCEPT = 0.1
+#: units of roundoff of the cost that are added to both decreases that are compared: Manopt's ``rho_regularization``
+REGULARIZATION = 1e3
 
 
 @dataclasses.dataclass(frozen=True)
@@ -62,11 +67,28 @@ class SecondOrder(Solver):
         norm = problem.manifold.norm(there.x, there.g).item()
         return CurvedState(there.x, there.f, there.g, norm, there.product, max(scale, norm), trust)
 
+    def attempt(
+        self, problem: Problem, state: CurvedState, u: Points, hu: Points
+    ) -> tuple[float, CurvedState | None, bool]:
+        """The step u, given H u: the decrease of the cost by that of f + ⟨g, u⟩ + ½⟨u, H u⟩; the state at its end, or
+        None if it must not be taken; and whether shorter steps are not worth a trial, being lost in rounding."""
+        M, unit = problem.manifold, epsilon(state.x) * abs(state.f)
+        expected = -M.inner(state.x, u, combine((1.0, state.g), (0.5, hu))).item()
+        there, slack = self.expand(problem, M.retract(state.x, u)), REGULARIZATION * unit
+        ratio = (state.f - there.f + slack) / (expected + slack) if expected > 0 else -math.inf
+        hopeless = not expected > ROUNDING * unit
+        if not (ratio > ACCEPT and -math.inf < there.f <= state.f + ROUNDING * unit):
+            return ratio, None, hopeless
+        end = self.arrive(problem, there, state.trust, state.scale)
+        if expected <= slack and not there.f < state.f and not end.norm < state.norm:
+            return ratio, None, True
+        return (ratio, end, False) if math.isfinite(end.norm) else (ratio, None, hopeless)
+
     def escape(self, problem: Problem, state: CurvedState) -> CurvedState:
         M, eps, t = problem.manifold, epsilon(state.x), typical_step(problem.manifold, state.x)
         d, curvature, size = _lowest(M, state, self.probes)
-        # H of a retraction that is not of second order is uncertain by about |g| per unit of length
-        if not curvature < -(math.sqrt(eps) * size + state.norm / t):
+        # off critical points curvature of the size of the gradient says nothing
+        if not curvature < -(math.sqrt(eps) * size + state.norm):
             return state
         d = combine((-math.copysign(1.0, M.inner(state.x, state.g, d).item()), d))
         while -(t**2) * curvature > ROUNDING * eps * abs(state.f) and t > eps:
@@ -117,6 +139,11 @@ def lanczos(
         yield basis[-1], alpha, beta
 
 
+def tridiagonal(diagonal: Sequence[float], beside: Sequence[float]) -> np.ndarray:
+    """H in the basis of :func:`lanczos`, whose α and β are given; the last β leads out of it."""
+    return np.diag(diagonal) + np.diag(beside[:-1], 1) + np.diag(beside[:-1], -1)
+
+
 def _lowest(M: Product, state: CurvedState, steps: int) -> tuple[Points, float, float]:
     """A unit tangent vector, ⟨d, H d⟩ there, the least after so many steps, and an estimate of ‖H‖."""
     generator = torch.Generator().manual_seed(0)
@@ -126,6 +153,6 @@ def _lowest(M: Product, state: CurvedState, steps: int) -> tuple[Points, float, 
     if not found:
         return start, 0.0, 0.0
     basis, diagonal, beside = zip(*found, strict=True)
-    values, vectors = np.linalg.eigh(np.diag(diagonal) + np.diag(beside[:-1], 1) + np.diag(beside[:-1], -1))
+    values, vectors = np.linalg.eigh(tridiagonal(diagonal, beside))
     d = combine(*zip(vectors[:, 0].tolist(), basis, strict=True))
     return d, float(values[0]), float(abs(values).max())

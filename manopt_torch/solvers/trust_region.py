@@ -12,12 +12,8 @@ from manopt_torch.solvers.curvature import CurvedState, SecondOrder, dimension, 
 from manopt_torch.solvers.line_search import ROUNDING, STUCK
 from manopt_torch.solvers.problem import Problem, combine
 
-#: units of roundoff of the cost that are added to both decreases that are compared: Manopt's ``rho_regularization``
-REGULARIZATION = 1e3
-#: to what part the model must be met for a step; below the second the region shrinks, above the third it may grow
-ACCEPT, POOR, GOOD = 0.1, 0.25, 0.75
-#: quarterings of the region in one iteration after which there is nothing left to try
-QUARTERINGS = 50
+#: below the first part of the decrease that the model promised the region shrinks, above the second it may grow
+POOR, GOOD = 0.25, 0.75
 
 
 @dataclasses.dataclass(frozen=True)
@@ -25,12 +21,14 @@ class TrustRegion(SecondOrder):
     """x ← R_x(u), u an approximate minimizer of f + ⟨g, u⟩ + ½⟨u, H u⟩ in ‖u‖_x ≤ Δ; H is that of f∘R_x at 0.
 
     u is found by conjugate gradients (Steihaug, Toint), which follow a direction of negative curvature to the edge of
-    the region, and otherwise stop at ‖g + H u‖ ≤ ‖g‖ min(κ, (‖g‖/G)^θ), with G the largest ‖g‖ so far, or at 16 units
-    of roundoff of G: near a minimum the method is of order 1 + θ. A step is taken if the cost falls by a tenth of what
-    the model says, or more; until then Δ is quartered, in the same iteration, for which the products H d are kept. Both
-    decreases are compared after 1000 units of roundoff of the cost were added, so that the last digits of the gradient
-    can be gained. At a point whose gradient is within the tolerance it looks for negative curvature, and leaves if
-    there is some.
+    the region, and otherwise stop at ‖g + H u‖ ≤ ‖g‖ min(κ, ‖u‖^θ), or at 16 units of roundoff of the largest ‖g‖ so
+    far: near a minimum the method is of order 1 + θ. (Absil, Baker, Gallivan have ‖g‖^θ; ‖u‖^θ is as small, and does
+    not depend on the scale of the cost.) They stop too where curvature is negative by less than ‖g‖, to which H is not
+    the Hessian at a critical point: on costs that do not change along some curves they would explore these.
+    A step is taken if the cost falls by a tenth of what the model says, or more; until then Δ is quartered, in the same
+    iteration, for which the products H d are kept. Both decreases are compared after 1000 units of roundoff of the cost
+    were added, so that the last digits of the gradient can be gained. At a point whose gradient is within the tolerance
+    it looks for negative curvature, and leaves if there is some.
 
     The cost must be differentiable twice where it is evaluated; torch's ``x.abs().square()`` is not at zero, where it
     answers 0 without an error: write ``(x.conj() * x).real``.
@@ -71,28 +69,17 @@ class TrustRegion(SecondOrder):
 
     @torch.no_grad()
     def step(self, problem: Problem, state: CurvedState) -> CurvedState:
-        M, eps, products = problem.manifold, epsilon(state.x), list[Points]()
+        M, products = problem.manifold, list[Points]()
         limit = min(self.max_radius, longest(M))
-        radius = min(state.trust, limit)
-        slack = REGULARIZATION * eps * abs(state.f)
-        for _ in range(QUARTERINGS):
+        radius, stuck = min(state.trust, limit), False
+        while not stuck:
             u, hu, edge = self._inner(M, state, radius, products)
-            expected = -M.inner(state.x, u, combine((1.0, state.g), (0.5, hu))).item()
-            there = self.expand(problem, M.retract(state.x, u))
-            ratio = (state.f - there.f + slack) / (expected + slack) if expected > 0 else -math.inf
-            if ratio > ACCEPT and -math.inf < there.f <= state.f + ROUNDING * eps * abs(state.f):
-                if ratio < POOR:
-                    radius = M.norm(state.x, u).item() / 4
-                elif ratio > GOOD and edge:
-                    radius = min(2 * radius, limit)
-                end = self.arrive(problem, there, radius, state.scale)
-                if expected <= slack and not there.f < state.f and not end.norm < state.norm:
-                    break
-                if math.isfinite(end.norm):
-                    return end
-            radius = min(radius, M.norm(state.x, u).item()) / 4
-            if not expected > ROUNDING * eps * abs(state.f):
-                break
+            ratio, end, stuck = self.attempt(problem, state, u, hu)
+            length = M.norm(state.x, u).item()
+            if end is not None:
+                grown = min(2 * radius, limit) if ratio > GOOD and edge else radius
+                return dataclasses.replace(end, trust=length / 4 if ratio < POOR else grown)
+            radius = min(radius, length) / 4
         return dataclasses.replace(state, halted=STUCK)
 
     def _inner(
@@ -102,7 +89,6 @@ class TrustRegion(SecondOrder):
         x, r, norm = state.x, state.g, state.norm
         u = hu = tuple(torch.zeros_like(t) for t in r)
         rounding, steepest = ROUNDING * epsilon(x), 0.0
-        goal = min(self.kappa * norm, max(norm * (norm / state.scale) ** self.theta, rounding * state.scale))
         d, rr = combine((-1.0, r)), norm**2
         uu, ud, dd = 0.0, 0.0, rr
         for j in range(self.max_inner or dimension(M, x)):
@@ -110,8 +96,8 @@ class TrustRegion(SecondOrder):
                 products.append(state.product(d))
             bend = M.inner(x, d, products[j]).item()
             steepest = max(steepest, abs(bend) / dd)
-            if j and abs(bend) <= rounding * steepest * dd:
-                break  # a null direction of H, in which what is left of the gradient is rounding error
+            if j and -norm * dd <= bend + rounding * steepest * dd <= 2 * rounding * steepest * dd:
+                break  # zero or what H is uncertain by off critical points: no way down, and the rest of g is of no use
             a = rr / bend if bend > 0 else math.inf
             if not uu + 2 * a * ud + a**2 * dd < radius**2:
                 a = (radius**2 - uu) / (ud + math.sqrt(ud**2 + dd * (radius**2 - uu)))
@@ -119,8 +105,10 @@ class TrustRegion(SecondOrder):
             u, hu = combine((1.0, u), (a, d)), combine((1.0, hu), (a, products[j]))
             r, old = combine((1.0, r), (a, products[j])), rr
             rr = M.inner(x, r, r).item()
-            if math.sqrt(rr) <= goal:
+            uu, ud = uu + 2 * a * ud + a**2 * dd, ud + a * dd
+            goal = norm * min(self.kappa, math.sqrt(uu) ** self.theta)
+            if math.sqrt(rr) <= max(goal, rounding * state.scale):
                 break
-            uu, ud = uu + 2 * a * ud + a**2 * dd, rr / old * (ud + a * dd)
+            ud = rr / old * ud
             d, dd = combine((-1.0, r), (rr / old, d)), rr + (rr / old) ** 2 * dd
         return u, hu, False
