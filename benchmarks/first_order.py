@@ -39,6 +39,8 @@ Step = Callable[[], Tensor]  # one iteration; the loss before it
 GAPS = (1e-1, 1e-2, 1e-4)
 #: a point is on the manifold up to here, in single precision
 ON_MANIFOLD = 1e-3
+#: and further than this, what its losses say of a step size is not believed (Landing stays within it)
+NEAR = 0.5
 #: seconds after which a trial, and a run, is cut off
 TRIAL, LIMIT = 1.5, 15.0
 #: what step sizes are tried, as multiples of a contestant's own unit
@@ -246,7 +248,7 @@ def tuned(problem: Problem, build: Build, steps: int, seconds: float) -> float:
     def score(scale: float) -> float:
         run = trace(problem, build, scale, steps, seconds)
         found = gaps(problem, run["losses"])
-        if not math.isfinite(found[-1]) or run["residual"] > ON_MANIFOLD:
+        if not math.isfinite(found[-1]) or run["residual"] > NEAR:
             return math.inf
         return sum(map(math.log, found)) / len(found)
 
