@@ -1,5 +1,6 @@
 """Full-batch solvers: :func:`minimize` a cost over a manifold, or a closure over a module's parameters."""
 
+from manopt_torch.solvers.adaptive_regularization import AdaptiveRegularization
 from manopt_torch.solvers.base import Result, Solver, State, minimize
 from manopt_torch.solvers.conjugate_gradient import ConjugateGradient
 from manopt_torch.solvers.gradient_descent import GradientDescent
@@ -11,6 +12,7 @@ from manopt_torch.solvers.trust_region import TrustRegion
 
 __all__ = [
     "LBFGS",
+    "AdaptiveRegularization",
     "Armijo",
     "ConjugateGradient",
     "GradientDescent",
