@@ -158,3 +158,27 @@ def test_pogo_makes_the_steps_of_its_peer(load, monkeypatch: pytest.MonkeyPatch)
     row = pogo.run("small", 5)
     assert row["ratio"] == row["ours, ms"] / row["pogo-torch, ms"]
     assert row["apart"] < 1e-5
+
+
+@pytest.mark.parametrize("name", ["pca", "brockett", "rayleigh", "procrustes", "karcher", "unitary_procrustes"])
+def test_solver_problems_have_the_optima_they_claim(load, name: str) -> None:
+    """Another solver ends there, and not below."""
+    from manopt_torch.solvers import LBFGS, minimize
+
+    solvers = load("solvers")
+    problem = solvers.PROBLEMS[name]()
+    generator = torch.Generator().manual_seed(5)
+    x = problem.manifold.random(*problem.shape, dtype=problem.dtype, generator=generator)
+    result = minimize(problem.cost, problem.manifold, x, LBFGS(), tolerance_grad=1e-7)
+    assert abs(solvers.gap(problem, result.fun)) < 1e-10
+    calls, seconds, reason = solvers.ours(problem, x, LBFGS())
+    assert 0 < calls <= result.nfev + result.njev + result.nhev
+    assert reason == ""
+    if name == "karcher":
+        failed = solvers.ours(problem._replace(optimum=problem.optimum - 1), x, LBFGS())
+        assert failed[:2] == (math.inf, math.inf)
+    rows = [
+        {"problem": name, "solver": "LBFGS", "calls": calls, "seconds": seconds},
+        {"problem": name, "solver": "pymanopt X", "calls": 2 * calls, "seconds": seconds / 2},
+    ]
+    assert "both arrive: 0.50" in solvers.summary(rows)
