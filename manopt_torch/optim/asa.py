@@ -66,7 +66,8 @@ class RiemannianASA(RiemannianOptimizer):
         square = a.abs().square()
         weights = []
         for name, mean in (("row", square.mean(-1)), ("column", square.mean(-2))):
-            s[name] = s.get(name, torch.zeros_like(mean)).lerp(mean, 1 - group["beta"])
+            beta = group["beta"]  # not lerp, which makes NaN of inf
+            s[name] = s.get(name, torch.zeros_like(mean)) * beta + mean * (1 - beta)
             s["max_" + name] = torch.maximum(s.get("max_" + name, s[name]), s[name])
             weights.append((s["max_" + name] + group["eps"]) ** -0.25)
         scaled = weights[0][..., :, None] * a * weights[1][..., None, :]

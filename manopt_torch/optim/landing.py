@@ -90,12 +90,13 @@ class Landing(RiemannianOptimizer):
         rounding = ROUNDOFF * gram.shape[-1] ** 0.5 * torch.finfo(off.dtype).eps
         pull = group["attraction"]
         field = relative(y, b) + pull * (y @ torch.where(off > rounding, delta, 0))
-        a = torch.linalg.matrix_norm(field.mH @ field, keepdim=True)
-        c = pull * off * (1 - off)
+        size = field.abs().amax((-2, -1), keepdim=True)  # squares of large entries overflow: in units of the largest
+        field = field / torch.where(size > 0, size, 1)
+        a = torch.linalg.matrix_norm(field.mH @ field, keepdim=True).clamp(min=torch.finfo(off.dtype).tiny)
+        c = pull * off * (1 - off) / size.clamp(min=torch.finfo(off.dtype).tiny)
         room = (group["safe"] - off).clamp(min=0)
-        safe = (c + (c.square() + a * room).sqrt()) / a.clamp(min=torch.finfo(a.dtype).tiny)
-        eta = safe.clamp(max=group["lr"]).clamp(max=0.5 / pull)
-        return back(-eta * field)
+        length = (c + (c.square() + a * room).sqrt()) / a
+        return back(-torch.minimum(length, group["lr"] * size).minimum(0.5 / pull * size) * field)
 
     def move(self, M: Manifold, x: Tensor, u: Tensor, *vs: Tensor) -> tuple[Tensor, ...]:
         return (x + u, *vs)

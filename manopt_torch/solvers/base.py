@@ -178,7 +178,8 @@ def minimize(
 def _start(space: Product, x0: Any) -> Points:
     """A copy of the start, checked."""
     if not isinstance(x0, (tuple, list)) or not all(isinstance(t, Tensor) for t in x0):
-        raise TypeError(f"x0 must be a tensor, or on a Product a tuple of tensors, got {type(x0).__name__}: {x0!r}")
+        got = [type(t).__name__ for t in x0] if isinstance(x0, (tuple, list)) else type(x0).__name__
+        raise TypeError(f"x0 must be a tensor, or on a Product a tuple of tensors, got {got}")
     if len(x0) != len(space.factors):
         raise ValueError(f"x0 has {len(x0)} members, and {space!r} has {len(space.factors)} factors")
     for t, M in zip(x0, space.factors, strict=True):

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import nn
 
-from manopt_torch import Euclidean, Sphere, Stiefel, View
+from manopt_torch import Euclidean, ManifoldParameter, Sphere, Stiefel, View
 from manopt_torch.optim import RiemannianAdam, RiemannianASA, RiemannianMatrixAdam, RiemannianSGD
 
 
@@ -75,3 +75,12 @@ def test_points_that_are_no_matrices_are_refused(M):
 def test_settings_are_checked(settings):
     with pytest.raises(ValueError, match=next(iter(settings))):
         RiemannianASA([{"params": [nn.Parameter(torch.eye(3))], "manifold": Stiefel()}], **settings)
+
+
+def test_a_gradient_whose_square_overflows_does_no_harm():
+    p = ManifoldParameter(Stiefel().random(5, 3), Stiefel())
+    optimizer = RiemannianASA([p], lr=0.1)
+    for _ in range(3):
+        p.grad = 1e20 * torch.randn(5, 3)
+        optimizer.step()
+    assert Stiefel().residual(p.detach()) < 1e-5

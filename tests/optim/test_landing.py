@@ -123,6 +123,17 @@ def test_a_run_goes_on_from_a_checkpoint_off_the_manifold():
         Landing([{"params": [nn.Parameter(2 * q.detach())], "manifold": Stiefel()}])
 
 
+@pytest.mark.parametrize("scale", [1e20, 1e-30])
+def test_gradients_of_any_size(scale):
+    generator = torch.Generator().manual_seed(5)
+    p = ManifoldParameter(Stiefel().random(5, 3, generator=generator), Stiefel())
+    optimizer = Landing([p], lr=0.1, momentum=0.5)
+    for _ in range(20):
+        p.grad = scale * torch.randn(5, 3, generator=generator)
+        optimizer.step()
+        assert Stiefel().residual(p.detach()) <= 0.5 + 1e-5
+
+
 @pytest.mark.parametrize(
     "settings", [{"attraction": 0.0}, {"safe": 1.0}, {"safe": 0.0}, {"lr": -1.0}, {"momentum": -0.1}]
 )
