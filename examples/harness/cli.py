@@ -13,11 +13,17 @@ import torch
 import manopt_torch.optim
 from manopt_torch.optim.refusals import REFUSED
 
-#: what ``--optimizer`` accepts: the papers' recipe, ours by their names, and those of torch's that ``riemannian`` takes
-#: (Muon takes matrices only)
+#: what ``--optimizer`` accepts: the papers' recipe, ours by their names, and those of torch's that ``riemannian`` takes,
+#: but none that takes matrices only
 OPTIMIZERS = (
     "paper",
-    *(name for name in manopt_torch.optim.__all__ if name.startswith("Riemannian") and name != "RiemannianOptimizer"),
+    *(
+        name
+        for name in manopt_torch.optim.__all__
+        if name.startswith("Riemannian")
+        and name != "RiemannianOptimizer"
+        and not getattr(manopt_torch.optim, name).array_state
+    ),
     *(
         name
         for name, kind in vars(torch.optim).items()
