@@ -13,8 +13,8 @@ import torch
 import manopt_torch.optim
 from manopt_torch.optim.refusals import REFUSED
 
-#: what ``--optimizer`` accepts: the papers' recipe, ours by their names, and those of torch's that ``riemannian`` takes,
-#: but none that takes matrices only
+#: what ``--optimizer`` accepts: the papers' recipe, ours by their names, and those of torch's that ``riemannian``
+#: takes, but none that takes matrices only
 OPTIMIZERS = (
     "paper",
     *(
