@@ -81,6 +81,13 @@ def inner(x: Tensor, u: Tensor, v: Tensor) -> Tensor:
     return linalg.dot(a, b)
 
 
+def weingarten(x: Tensor, u: Tensor, g: Tensor) -> Tensor:
+    """The w with ⟨w, v⟩ = ⟨g, ½(u X⁻¹v + v X⁻¹u)⟩ for Hermitian v, the second derivative of geodesics (half their
+    acceleration uX⁻¹u in mixed arguments): (*B, n, n) each -> (*B, n, n)."""
+    inverse = cholesky(x)[1]
+    return linalg.herm(inverse.mH @ (inverse @ u) @ linalg.herm(g))
+
+
 def step(x: Tensor, u: Tensor, *vs: Tensor, retraction: str) -> tuple[Tensor, ...]:
     """``(y, *vs')``: y = ``L C Lᴴ``, and vectors carried by the isometry V → ``E V Eᴴ``, E = ``L C^½ L⁻¹``.
 

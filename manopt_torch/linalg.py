@@ -100,10 +100,24 @@ def cayley(x: Tensor, u: Tensor, *vs: Tensor, polish: int = 1) -> tuple[Tensor, 
     u = shorten(u)
     n, p = x.shape[-2:]
     form, series = (_cayley_full, False) if 2 * p > n else (_cayley_low_rank, True)
-    y, carried, moved = form(x, u, vs)
+    y, carried, moved = form(x, u, tuple(_side_by_side(v, max(x.dim(), u.dim())) for v in vs))
     for _ in range(polish):
         y = _polish(y, moved, series)
-    return (y.contiguous(), *(v.contiguous() for v in carried))
+    return (y.contiguous(), *(_stacked(w, v).contiguous() for w, v in zip(carried, vs, strict=True)))
+
+
+def _side_by_side(v: Tensor, dim: int) -> Tensor:
+    """A stack (*K, *B, n, p) as matrices (*B, n, ∏K·p), which a matrix from the left meets in one product."""
+    extra = v.dim() - dim
+    return v.flatten(0, extra - 1).movedim(0, -2).flatten(-2) if extra > 0 else v
+
+
+def _stacked(w: Tensor, v: Tensor) -> Tensor:
+    """Columns side by side as the stack that ``v`` is."""
+    if w.dim() >= v.dim():
+        return w
+    stack = v.shape[: v.dim() - w.dim()]
+    return w.unflatten(-1, (-1, v.shape[-1])).movedim(-2, 0).unflatten(0, stack)
 
 
 def _polish(x: Tensor, moved: Tensor | float = 1, series: bool = False) -> Tensor:

@@ -47,6 +47,22 @@ def _split(x: Tensor, u: Tensor) -> tuple[Tensor, Tensor]:
     return a, linalg.gemm(x, a, u, alpha=-1)
 
 
+def weingarten(x: Tensor, u: Tensor, g: Tensor, turned: bool = False) -> Tensor:
+    """The adjoint w of v ↦ D²R(0)[u, v] applied to g, on tangent vectors: (*B, n, p) each -> (*B, n, p).
+
+    For u = XA + N, N normal to X, a curve R(tu) has the acceleration −X uᴴu, as Euclidean geodesics and polar factors,
+    or if ``turned`` −X uᴴu + N A, as canonical geodesics and the Cayley step. Then ⟨w, v⟩ = ⟨g, D²R(0)[u, v]⟩ with
+    ``w = −u herm(Xᴴg)``, and ``½(X (Nᴴg) + (I − X Xᴴ) g Aᴴ)`` more if turned; for square X that is zero.
+    """
+    s = x.mH @ g
+    w = -u @ linalg.herm(s)
+    if not turned or x.shape[-1] == x.shape[-2]:
+        return w
+    a, normal = _split(x, u)
+    inner = normal.mH @ g - s @ a.mH
+    return w + (x @ inner + g @ a.mH) / 2
+
+
 def canonical(x: Tensor, u: Tensor, v: Tensor) -> Tensor:
     """``⟨u, v⟩_½ = ⟨A_u, A_v⟩/2 + ⟨N_u, N_v⟩``, which for u = v subtracts nothing: (*B, n, p) each -> (*B,), real."""
     a, normal = _split(x, u)

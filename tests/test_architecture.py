@@ -45,8 +45,8 @@ OPTIONAL = {"manopt_torch.nn.kernels": {"numba"}, "manopt_torch.stochastic.estim
 
 BUDGETS = [  # (pattern, statements without docstrings and imports); the first match counts
     ("manopt_torch/*/__init__.py", None),
-    ("manopt_torch/manifolds/base.py", 80),
-    ("manopt_torch/manifolds/*.py", 60),
+    ("manopt_torch/manifolds/base.py", 85),
+    ("manopt_torch/manifolds/*.py", 65),
     ("manopt_torch/optim/base.py", 90),
     ("manopt_torch/optim/groups.py", 60),
     ("manopt_torch/optim/wrap.py", 90),

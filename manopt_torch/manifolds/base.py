@@ -26,6 +26,7 @@ from manopt_torch.precision import full_precision
 # fmt: off
 _GEOMETRY = (
     "project", "retract", "residual", "rgrad", "inner", "norm", "move", "nearest", "exp", "log", "dist",
+    "weingarten",
 )
 # fmt: on
 
@@ -148,7 +149,9 @@ class Manifold(abc.ABC):
     @full_precision
     def inner(self, x: Tensor, u: Tensor, v: Tensor) -> Tensor:
         """``⟨u, v⟩_x`` per point: (*B,*S) -> (*B,), real."""
-        product, _ = torch.broadcast_tensors((u.conj() * v).real if u.is_complex() else u * v, x)
+        product = (u.conj() * v).real if u.is_complex() else u * v
+        if product.shape != x.shape:
+            product, _ = torch.broadcast_tensors(product, x)
         return product.sum(dim=tuple(range(-self.event_dim, 0))) if self.event_dim else product
 
     @full_precision
@@ -163,6 +166,22 @@ class Manifold(abc.ABC):
         """``(y, *vs')``: the point y = R_x(u), and each tangent ``v`` at x carried, linearly, to T_y."""
         y = self.retract(x, u)
         return (y, *(self.project(y, v) for v in vs))
+
+    @full_precision
+    def weingarten(self, x: Tensor, u: Tensor, g: Tensor) -> Tensor:
+        """What the bending of ``retract`` adds to the Hessian of a cost with ambient gradient ``g``: an ambient ``w``
+        with ⟨w, v⟩ = ⟨g, D²R_x(0)[u, v]⟩ for every tangent ``v``; (*B,*S) each -> (*B,*S).
+
+        For the ambient metric and a second-order retraction its tangent part is that of the Weingarten map (Absil,
+        Mahony, Trumpf 2013, "An extrinsic look at the Riemannian Hessian"). The default differentiates ``retract``
+        twice; a closed form is ten times as fast.
+        """
+        with torch.enable_grad():
+            zero = torch.zeros_like(u).requires_grad_()
+            pairing = (g.detach().conj() * self.retract(x.detach(), zero)).sum().real
+            (slope,) = torch.autograd.grad(pairing, zero, create_graph=True)
+        (w,) = torch.autograd.grad(slope, zero, u, allow_unused=True) if slope.requires_grad else (None,)
+        return torch.zeros_like(u) if w is None else w
 
     def transport(self, x: Tensor, u: Tensor, v: Tensor) -> Tensor:
         """``v`` carried from x to R_x(u); when the point is wanted too, ``move`` gives both in one go."""

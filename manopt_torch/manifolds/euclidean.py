@@ -51,6 +51,9 @@ class Euclidean(Manifold):
         y = x + u
         return (y, *(torch.broadcast_tensors(y, v)[1] for v in vs))
 
+    def weingarten(self, x: Tensor, u: Tensor, g: Tensor) -> Tensor:
+        return torch.zeros_like(u)
+
     def nearest(self, z: Tensor) -> Tensor:
         return z
 

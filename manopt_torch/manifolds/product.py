@@ -79,7 +79,7 @@ class Product:
 
     def rgrad(self, x: Points, g: Points) -> Points:
         """Riemannian gradient of the weighted metric: rgrad(gᵢ) / wᵢ."""
-        return tuple(r / w for r, w in zip(self._each("rgrad", x, g), self.weights, strict=True))
+        return tuple(r if w == 1 else r / w for r, w in zip(self._each("rgrad", x, g), self.weights, strict=True))
 
     def inner(self, x: Points, u: Points, v: Points) -> Tensor:
         """⟨u, v⟩_x, one real number."""
@@ -102,6 +102,10 @@ class Product:
         moved = [M.move(*own) for M, *own in zip(self.factors, x, u, *vs, strict=True)]
         return tuple(zip(*moved, strict=True))
 
+    def weingarten(self, x: Points, u: Points, g: Points) -> Points:
+        """What the bending of ``retract`` adds to a Hessian, as ambient vectors, factor by factor."""
+        return self._each("weingarten", x, u, g)
+
     def random(
         self,
         *shapes: tuple[int, ...],
@@ -120,4 +124,5 @@ class Product:
         return sum(M.dim(*shape, dtype=dtype) for M, shape in zip(self.factors, shapes, strict=True))
 
     def _total(self, numbers: Points) -> Tensor:
-        return functools.reduce(operator.add, (w * t.sum() for t, w in zip(numbers, self.weights, strict=True)))
+        sums = (t.sum() if t.dim() else t for t in numbers)
+        return functools.reduce(operator.add, (t if w == 1 else w * t for t, w in zip(sums, self.weights, strict=True)))

@@ -107,6 +107,9 @@ class SPD(Manifold):
     def move(self, x: Tensor, u: Tensor, *vs: Tensor) -> tuple[Tensor, ...]:
         return definite.step(x, u, *vs, retraction=self.retraction)
 
+    def weingarten(self, x: Tensor, u: Tensor, g: Tensor) -> Tensor:
+        return definite.weingarten(x, u, g)
+
     def nearest(self, z: Tensor) -> Tensor:
         self.check_shape(z.shape)
         return definite.nearest(z)

@@ -92,6 +92,9 @@ class Sphere(Manifold):
         y = linalg.keep_zero_steps(x, u, y / _length(y), 1)
         return (y, *(v - _dot(u, v) * (k * u + s * x) for v in vs))
 
+    def weingarten(self, x: Tensor, u: Tensor, g: Tensor) -> Tensor:
+        return -_dot(x, g) * u
+
     def nearest(self, z: Tensor) -> Tensor:
         scale = z.detach().abs().amax(-1, keepdim=True)
         first = torch.eye(1, z.shape[-1], dtype=z.dtype, device=z.device)[0]

@@ -121,6 +121,10 @@ class Stiefel(Manifold):
         y = linalg.keep_zero_steps(x, u, y, 2)
         return (y, *(orthonormal.tangent(y, v) for v in vs))
 
+    def weingarten(self, x: Tensor, u: Tensor, g: Tensor) -> Tensor:
+        turned = self.retraction == "cayley" or (self.retraction == "exp" and self.metric == "canonical")
+        return super().weingarten(x, u, g) if self.retraction == "qr" else orthonormal.weingarten(x, u, g, turned)
+
     def nearest(self, z: Tensor) -> Tensor:
         self.check_shape(z.shape)
         return linalg.polar(z)

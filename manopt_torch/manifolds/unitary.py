@@ -75,6 +75,9 @@ class Unitary(Manifold):
         y = linalg.newton_schulz(x @ turn, self.polish)
         return (linalg.keep_zero_steps(x, u, y, 2), *(v @ turn for v in vs))
 
+    def weingarten(self, x: Tensor, u: Tensor, g: Tensor) -> Tensor:
+        return orthonormal.weingarten(x, u, g)
+
     def nearest(self, z: Tensor) -> Tensor:
         return linalg.polar(z)
 

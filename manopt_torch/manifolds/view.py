@@ -104,7 +104,8 @@ class View(Manifold):
     def nearest(self, z: Tensor) -> Tensor:
         return self._back(z.shape, self.base.nearest(self._seen(z))).contiguous()
 
-    project, rgrad, retract, move, exp, log = map(_points, ("project", "rgrad", "retract", "move", "exp", "log"))
+    project, rgrad, retract, move, weingarten = map(_points, ("project", "rgrad", "retract", "move", "weingarten"))
+    exp, log = map(_points, ("exp", "log"))
     residual, inner, norm, dist = map(_numbers, ("residual", "inner", "norm", "dist"))
 
 

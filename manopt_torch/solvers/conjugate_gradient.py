@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from typing import Literal, get_args
 
 from manopt_torch.manifolds.product import Points, Product
@@ -15,9 +16,11 @@ Rule = Literal["fletcher-reeves", "polak-ribiere", "hestenes-stiefel", "dai-yuan
 
 @dataclasses.dataclass(frozen=True)
 class ConjugateState(State):
-    """``d`` the direction of the next search, ``trial`` its first t, ``age`` the steps since a restart."""
+    """``d`` the direction of the next search, ``square`` ‖d‖², ``trial`` its first t, ``age`` the steps since a
+    restart."""
 
     d: Points
+    square: float
     trial: float
     age: int
 
@@ -58,9 +61,12 @@ class ConjugateGradient(Solver):
             raise ValueError(f"powell must be positive, got {self.powell!r}")
 
     def init(self, problem: Problem, x: Points) -> ConjugateState:
-        state = super().init(problem, x)
-        d = combine((-1.0, state.g))
-        return ConjugateState(state.x, state.f, state.g, state.norm, d, 1 / max(state.norm, 1e-300), 0)
+        return self._anew(super().init(problem, x))
+
+    def _anew(self, state: State) -> ConjugateState:
+        """Steepest descent from the place of ``state``."""
+        d, trial = combine((-1.0, state.g)), 1 / max(state.norm, 1e-300)
+        return ConjugateState(state.x, state.f, state.g, state.norm, d, state.norm**2, trial, 0)
 
     def step(self, problem: Problem, state: ConjugateState) -> ConjugateState:
         M = problem.manifold
@@ -69,31 +75,31 @@ class ConjugateGradient(Solver):
         if end is curve.start:
             if state.age == 0:
                 return dataclasses.replace(state, halted=STUCK)
-            anew = dataclasses.replace(state, d=combine((-1.0, state.g)), trial=1 / state.norm, age=0)
-            return self.step(problem, anew)
+            return self.step(problem, self._anew(state))
         d, old = zip(*(t.unbind() for t in end.carried), strict=True)
-        norm, age = M.norm(end.x, end.g).item(), state.age + 1
-        beta = self._beta(M, end, state, curve.start.slope, d, old)
-        overlap = abs(M.inner(end.x, end.g, old).item())
-        new = combine((-1.0, end.g), (beta, d))
-        slope = M.inner(end.x, end.g, new).item()
+        gg, overlap = M.inner(end.x, end.g, end.g).item(), M.inner(end.x, end.g, old).item()
+        beta, age = self._beta(M, end, state, curve.start.slope, old, gg, gg - overlap), state.age + 1
+        # of new = −g + β d the slope and the square, from products that are known
+        slope = beta * end.slope - gg
+        square = gg - 2 * beta * end.slope + beta**2 * M.inner(end.x, d, d).item()
         if (
-            not slope < -1e-10 * norm * M.norm(end.x, new).item()
-            or overlap >= self.powell * norm**2
+            not slope < -1e-10 * math.sqrt(gg * max(square, 0.0))
+            or abs(overlap) >= self.powell * gg
             or age >= sum(t.numel() * (2 if t.is_complex() else 1) for t in end.x)
         ):
-            new, slope, age = combine((-1.0, end.g)), -(norm**2), 0
-        # of the two guesses the shorter: an equal decrease to first order, and an equal curvature per unit of length
+            beta, slope, square, age = 0.0, -gg, gg, 0
+        new = combine((-1.0, end.g), (beta, d)) if beta else combine((-1.0, end.g))
+        # of two guesses the shorter: an equal decrease to first order, and an equal curvature per unit of length
         trial = end.step * curve.start.slope / slope if slope else end.step
-        bend = (end.slope - curve.start.slope) / end.step * M.inner(end.x, new, new).item()
+        bend = (end.slope - curve.start.slope) / end.step * square
         if bend > 0:
-            trial = min(trial, -slope * M.inner(state.x, state.d, state.d).item() / bend)
-        return ConjugateState(end.x, end.f, end.g, norm, new, trial, age)
+            trial = min(trial, -slope * state.square / bend)
+        return ConjugateState(end.x, end.f, end.g, math.sqrt(gg), new, square, trial, age)
 
-    def _beta(self, M: Product, end: Trial, state: ConjugateState, slope: float, d: Points, old: Points) -> float:
-        """β of the rule; ``slope`` is ⟨g', d'⟩, ``d`` and ``old`` are d' and g' carried to the end of the step."""
-        y = combine((1.0, end.g), (-1.0, old))
-        gg, gy = M.inner(end.x, end.g, end.g).item(), M.inner(end.x, end.g, y).item()
+    def _beta(
+        self, M: Product, end: Trial, state: ConjugateState, slope: float, old: Points, gg: float, gy: float
+    ) -> float:
+        """β of the rule; ``slope`` is ⟨g', d'⟩, ``old`` g' carried to the end of the step, ``gy`` is ⟨g, y⟩."""
         bend = end.slope - slope  # ⟨d', y⟩
         if self.rule == "fletcher-reeves":
             return gg / state.norm**2
@@ -107,5 +113,5 @@ class ConjugateGradient(Solver):
             return gg / bend
         if self.rule == "hestenes-stiefel":
             return max(0.0, gy / bend)
-        bound = -1 / (M.norm(state.x, state.d).item() * min(0.01, state.norm))
+        bound, y = -1 / (math.sqrt(state.square) * min(0.01, state.norm)), combine((1.0, end.g), (-1.0, old))
         return max(bound, (gy - 2 * M.inner(end.x, y, y).item() * end.slope / bend) / bend)

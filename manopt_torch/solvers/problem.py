@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import functools
-import operator
 from collections.abc import Callable
 
 import torch
@@ -14,10 +12,13 @@ from manopt_torch.manifolds.product import Points, Product
 Cost = Callable[..., Tensor]
 
 
-def combine(*terms: tuple[float | Tensor, Points]) -> Points:
+def combine(*terms: tuple[float, Points]) -> Points:
     """Σ aᵢ uᵢ of tuples of tensors: ``combine((1.0, u), (-a, v))``."""
-    scaled = [[a * t for t in u] for a, u in terms]
-    return tuple(functools.reduce(operator.add, own) for own in zip(*scaled, strict=True))
+    (a, first), *others = terms
+    total = list(first) if a == 1 and others else [a * t for t in first]
+    for b, u in others:
+        total = [torch.add(s, t, alpha=b) for s, t in zip(total, u, strict=True)]
+    return tuple(total)
 
 
 def stack(*us: Points) -> Points:
