@@ -991,6 +991,21 @@ def _taylor(s: _Setting) -> None:
             raise s.violation(f"{name}: {violation}") from None
 
 
+@_law(MANIFOLD_LAWS, "M10 weingarten is the second derivative of retract", fine=True)
+def _weingarten(s: _Setting) -> None:
+    """⟨weingarten(x, u, g), v⟩ = D²⟨g, R_x(·)⟩(0)[u, v] for tangent u and v and any g."""
+    x, M, dims = s.point(2), s.manifold, len(s.shape)
+    u, v, g = s.step(x, 1.0), s.step(x, 1.0), s.ambient(2)
+
+    def first(w: Tensor) -> Tensor:
+        return _along(lambda a: _dot(g, M.retract(x, a), dims), w, u)[1]
+
+    expected = _along(first, torch.zeros_like(v), v)[1]
+    s.close(
+        "⟨weingarten(x, u, g), v⟩ against D²⟨g, R⟩", _dot(M.weingarten(x, u, g), v, dims), expected, 16 * s.condition(x)
+    )
+
+
 # ---------------------------------------------------------------------- M11 exp, log, dist, nearest
 @_law(MANIFOLD_LAWS, "M11 log inverts exp")
 def _log_exp(s: _Setting) -> None:

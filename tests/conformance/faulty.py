@@ -577,6 +577,16 @@ class GradientByHandIsWrong(Ball):
 
 
 @dataclass(frozen=True)
+class BendsTheOtherWay(Ball):
+    """The second derivative of the retraction with the sign of −x‖u‖² forgotten."""
+
+    law = "M10 weingarten is the second derivative of retract"
+
+    def weingarten(self, x: Tensor, u: Tensor, g: Tensor) -> Tensor:
+        return (x * g).sum(-1, keepdim=True) * u
+
+
+@dataclass(frozen=True)
 class LogWithWrongSign(Ball):
     law = "M11 log inverts exp"
 
