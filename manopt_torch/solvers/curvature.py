@@ -133,10 +133,18 @@ def lanczos(
         q = product(basis[-1])
         size = max(size, M.norm(x, q).item())
         alpha = M.inner(x, basis[-1], q).item()
-        for old in (*basis, *basis):  # twice is enough: Kahan
-            q = combine((1.0, q), (-M.inner(x, old, q).item(), old))
+        for _ in range(2):  # twice is enough: Kahan
+            q = combine((1.0, q), *((-a, old) for a, old in zip(overlaps(M, x, basis, q), basis, strict=True)))
         beta = M.norm(x, q).item()
         yield basis[-1], alpha, beta
+
+
+def overlaps(M: Product, x: Points, basis: Sequence[Points], q: Points) -> list[float]:
+    """⟨qⱼ, q⟩ with every vector of a basis."""
+    parts = zip(M.factors, M.weights, x, zip(*basis, strict=True), q, strict=True)
+    numbers = (w * F.inner(t, torch.stack(own), v).reshape(len(basis), -1).sum(1) for F, w, t, own, v in parts)
+    total: list[float] = sum(numbers, torch.zeros(())).tolist()
+    return total
 
 
 def tridiagonal(diagonal: Sequence[float], beside: Sequence[float]) -> np.ndarray:

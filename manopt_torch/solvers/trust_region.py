@@ -87,7 +87,7 @@ class TrustRegion(SecondOrder):
     ) -> tuple[Points, Points, bool]:
         """u, H u, and whether u is on the edge of the region; ``products`` are the H d known from larger regions."""
         x, r, norm = state.x, state.g, state.norm
-        u = hu = tuple(torch.zeros_like(t) for t in r)
+        u = tuple(torch.zeros_like(t) for t in r)
         rounding, steepest = ROUNDING * epsilon(x), 0.0
         d, rr = combine((-1.0, r)), norm**2
         uu, ud, dd = 0.0, 0.0, rr
@@ -101,9 +101,8 @@ class TrustRegion(SecondOrder):
             a = rr / bend if bend > 0 else math.inf
             if not uu + 2 * a * ud + a**2 * dd < radius**2:
                 a = (radius**2 - uu) / (ud + math.sqrt(ud**2 + dd * (radius**2 - uu)))
-                return combine((1.0, u), (a, d)), combine((1.0, hu), (a, products[j])), True
-            u, hu = combine((1.0, u), (a, d)), combine((1.0, hu), (a, products[j]))
-            r, old = combine((1.0, r), (a, products[j])), rr
+                return combine((1.0, u), (a, d)), combine((1.0, r), (a, products[j]), (-1.0, state.g)), True
+            u, r, old = combine((1.0, u), (a, d)), combine((1.0, r), (a, products[j])), rr  # r = g + H u
             rr = M.inner(x, r, r).item()
             uu, ud = uu + 2 * a * ud + a**2 * dd, ud + a * dd
             goal = norm * min(self.kappa, math.sqrt(uu) ** self.theta)
@@ -111,4 +110,4 @@ class TrustRegion(SecondOrder):
                 break
             ud = rr / old * ud
             d, dd = combine((-1.0, r), (rr / old, d)), rr + (rr / old) ** 2 * dd
-        return u, hu, False
+        return u, combine((1.0, r), (-1.0, state.g)), False
