@@ -175,13 +175,15 @@ class _Setting:
         largest = max(1.0, float(finite.max()) if finite.numel() else 0.0)
         self.small(what, difference, self.tolerance * scale * largest)
 
-    def order(self, what: str, error: Callable[[float], Tensor], least: float) -> None:
+    def order(self, what: str, error: Callable[[float], Tensor], least: float) -> Slope:
         """Require ``error(t)`` to fall at least like t^least."""
-        measured = order(error)
+        errors = torch.stack([error(float(t)).detach().abs().max().double() for t in STEPS])
+        slope = Slope(what, tuple(STEPS.tolist()), tuple(errors.tolist()), least)
         self.require(
-            measured >= least - SLOPE_SLACK,
-            f"{what}: measured order {measured:.3g}, at least {least:g} required",
+            slope.order >= least - SLOPE_SLACK,
+            f"{what}: measured order {slope.order:.3g}, at least {least:g} required",
         )
+        return slope
 
     # ------------------------------------------------------------------ points and vectors
     def point(self, *batch: int) -> Tensor:
@@ -238,6 +240,7 @@ class _Setting:
             "inner": (x, u, v),
             "norm": (x, v),
             "move": (x, u, v),
+            "weingarten": (x, u, g),
             "nearest": (x + g / 16,),
             "exp": (x, u),
             "log": (x, y),
@@ -294,21 +297,48 @@ def _tuple(value: Any) -> tuple[Tensor, ...]:
     return value if isinstance(value, tuple) else (value,)
 
 
-def order(error: Callable[[float], Tensor]) -> float:
-    """The order k of ``‖error(t)‖ = O(tᵏ)``, from a fit of log against log; inf if it is nothing but roundoff.
+#: where errors are measured that must fall with the step
+STEPS = torch.logspace(-0.5, -4.0, 29, dtype=torch.float64)
 
-    Fitted to the four shortest steps t whose error stands clear of the roundoff of double precision.
-    """
-    steps = torch.logspace(-0.5, -4.0, 29, dtype=torch.float64)
-    errors = torch.stack([error(float(t)).abs().max().double() for t in steps])
-    if not bool(errors.isfinite().all()):
-        return -math.inf
-    clear = errors > 1e-11
-    if int(clear.sum()) < 4:
-        return math.inf
-    last = int(clear.nonzero()[-1]) + 1  # the shortest clear step
-    t, e = steps[:last][-4:].log(), errors[:last][-4:].log()
-    return float(((t - t.mean()) * (e - e.mean())).sum() / (t - t.mean()).square().sum())
+
+class Slope(NamedTuple):
+    """How an error falls with the step: ``errors[i]`` at ``steps[i]``, which must be O(t^required)."""
+
+    what: str
+    steps: tuple[float, ...]
+    errors: tuple[float, ...]
+    required: float
+
+    @property
+    def order(self) -> float:
+        """The k of O(tᵏ), from a fit of log against log to the four shortest steps whose error stands clear of the
+        roundoff of double precision; inf if it is nothing but roundoff, -inf for errors that are not finite."""
+        steps, errors = torch.tensor([self.steps, self.errors], dtype=torch.float64)
+        if not bool(errors.isfinite().all()):
+            return -math.inf
+        clear = errors > 1e-11
+        if int(clear.sum()) < 4:
+            return math.inf
+        last = int(clear.nonzero()[-1]) + 1  # the shortest clear step
+        t, e = steps[:last][-4:].log(), errors[:last][-4:].log()
+        return float(((t - t.mean()) * (e - e.mean())).sum() / (t - t.mean()).square().sum())
+
+    def plot(self, axes: Any = None) -> Any:
+        """Draw the errors in double logarithmic scale, with a line of the required slope; needs matplotlib.
+
+        ``axes`` are Matplotlib's, the current ones by default, and are returned.
+        """
+        if axes is None:
+            import matplotlib.pyplot as plt
+
+            axes = plt.gca()
+        axes.loglog(self.steps, self.errors, "o", markersize=3, label=f"{self.what}, order {self.order:.2f}")
+        scale = self.errors[0] / self.steps[0] ** self.required
+        line = [scale * t**self.required for t in self.steps]
+        axes.loglog(self.steps, line, "--", linewidth=1, label=f"slope {self.required:g}")
+        axes.set_xlabel("t")
+        axes.legend()
+        return axes
 
 
 def _fine(dtype: torch.dtype) -> torch.dtype:
@@ -357,9 +387,19 @@ def check_manifold(
     return applied
 
 
-def check_retraction(manifold: Manifold, *shapes: tuple[int, ...], **where: Any) -> list[str]:
-    """The laws of ``retract`` and ``exp``, M4 and M5; arguments as in :func:`check_manifold`."""
-    return check_manifold(manifold, *shapes, laws=["M4", "M5"], **where)
+def check_retraction(manifold: Manifold, *shapes: tuple[int, ...], **where: Any) -> Slope:
+    """The laws of ``retract`` and ``exp``, M4 and M5; arguments as in :func:`check_manifold`.
+
+    Returns:
+        :class:`Slope` of the distance between ``retract`` and ``exp``, or without ``exp`` the ambient line, on points
+        of the first shape: its ``order`` for a test, its ``plot`` for a person.
+
+    Raises:
+        LawViolation: the first law that does not hold.
+    """
+    check_manifold(manifold, *shapes, laws=["M4", "M5"], **where)
+    shape = tuple((shapes or manifold.event_shapes)[0])
+    return _retract_order(_Setting("check_retraction", manifold, shape, (), torch.float64))
 
 
 def check_gradient(
@@ -367,11 +407,14 @@ def check_gradient(
     f: Callable[[Tensor], Tensor],
     x: Tensor,
     gradient: Callable[[Tensor], Tensor] | None = None,
-) -> None:
+) -> Slope:
     """Require |f(R_x(tu)) − f(x) − t ⟨grad f, u⟩_x| = O(t²) at the points x, ``(*B, *S)`` in double precision.
 
     ``f`` maps points to numbers ``(*B,)``. The ambient gradient is torch's, or that of the function ``gradient`` under
     test, in torch's convention for complex tensors.
+
+    Returns:
+        :class:`Slope` of the remainder: its ``order`` for a test, its ``plot`` for a person.
 
     Raises:
         LawViolation: with the order that was measured.
@@ -384,10 +427,10 @@ def check_gradient(
     def error(t: float) -> Tensor:
         return f(manifold.retract(x, t * u)) - value - t * slope
 
-    setting.order("|f(R(tu)) − f(x) − t⟨grad f, u⟩_x|", error, 2)
+    return setting.order("|f(R(tu)) − f(x) − t⟨grad f, u⟩_x|", error, 2)
 
 
-def check_hessian(manifold: Manifold, f: Callable[[Tensor], Tensor], x: Tensor) -> None:
+def check_hessian(manifold: Manifold, f: Callable[[Tensor], Tensor], x: Tensor) -> Slope:
     """Require a symmetric second derivative H of f∘R_x at 0, and |f(R_x(tu)) − f(x) − t Df[u] − t²/2 H[u,u]| = O(t³).
 
     Arguments as in :func:`check_gradient`. Where ``retract`` is of second order, H is the Riemannian Hessian.
@@ -407,7 +450,7 @@ def check_hessian(manifold: Manifold, f: Callable[[Tensor], Tensor], x: Tensor) 
     def error(t: float) -> Tensor:
         return f(manifold.retract(x, t * u)) - value - t * slope - t * t / 2 * curvature
 
-    setting.order("|f(R(tu)) − f(x) − t Df[u] − t²/2 H[u,u]|", error, 3)
+    return setting.order("|f(R(tu)) − f(x) − t Df[u] − t²/2 H[u,u]|", error, 3)
 
 
 def _at(manifold: Manifold, x: Tensor, law: str) -> _Setting:
@@ -668,18 +711,18 @@ def _retract_on_manifold(s: _Setting) -> None:
 
 # ---------------------------------------------------------------------- M5 retract against exp, and exp itself
 @_law(MANIFOLD_LAWS, "M5 retract follows the geodesic to its order", fine=True)
-def _retract_order(s: _Setting) -> None:
+def _retract_order(s: _Setting) -> Slope:
     """‖R_x(tu) − exp_x(tu)‖ = O(t²), O(t³) if ``second_order``; without exp: R_x(tu) = x + tu + O(t²), and for the
     ambient metric P_x(R_x(tu) − x − tu) = O(t³) if ``second_order``."""
     x = s.point(6)
     u = s.step(x, 1.0)
     M, least = s.manifold, 3 if s.manifold.second_order else 2
     if s.has("exp", x, u):
-        s.order("‖R(tu) − exp(tu)‖", lambda t: M.retract(x, t * u) - M.exp(x, t * u), least)
-    else:
-        s.order("‖R(tu) − x − tu‖", lambda t: M.retract(x, t * u) - x - t * u, 2)
-        if least == 3 and _metric_is_ambient(s, x):
-            s.order("‖P(R(tu) − x − tu)‖", lambda t: M.project(x, M.retract(x, t * u) - x - t * u), 3)
+        return s.order("‖R(tu) − exp(tu)‖", lambda t: M.retract(x, t * u) - M.exp(x, t * u), least)
+    slope = s.order("‖R(tu) − x − tu‖", lambda t: M.retract(x, t * u) - x - t * u, 2)
+    if least == 3 and _metric_is_ambient(s, x):
+        return s.order("‖P(R(tu) − x − tu)‖", lambda t: M.project(x, M.retract(x, t * u) - x - t * u), 3)
+    return slope
 
 
 def _metric_is_ambient(s: _Setting, x: Tensor) -> bool:

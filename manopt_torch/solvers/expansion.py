@@ -22,7 +22,7 @@ class Expansion:
 
     H is the sum of ∇²f, and of the second derivative of ⟨∇f(x), R_x(u)⟩ at u = 0, which is the manifold's
     ``weingarten``. The graph of the gradient is kept, so that a product is one pass backward through it, and the cost
-    does not run again. With ``exact=False`` a product is a difference of two gradients of f∘R_x, for which the cost runs.
+    does not run again. With ``exact=False`` a product is a difference of two gradients of f∘R_x, for which it does.
     """
 
     def __init__(self, problem: Problem, x: Points, exact: bool = True) -> None:
