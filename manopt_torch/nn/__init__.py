@@ -3,6 +3,7 @@
 from manopt_torch.nn import init
 from manopt_torch.nn.activations import ModReLU
 from manopt_torch.nn.capacity import Capacity, capacity, parametrization
+from manopt_torch.nn.kernel_activation import KernelActivation, KernelRNN, OnModulus
 from manopt_torch.nn.restricted_unitary_rnn import RestrictedUnitaryRNN, RestrictedUnitaryRNNCell
 from manopt_torch.nn.trug import TruG
 from manopt_torch.nn.unitary_maps import GivensUnitary, HouseholderUnitary, RestrictedUnitary, UnitaryMap
@@ -12,7 +13,10 @@ __all__ = [
     "Capacity",
     "GivensUnitary",
     "HouseholderUnitary",
+    "KernelActivation",
+    "KernelRNN",
     "ModReLU",
+    "OnModulus",
     "RealReadout",
     "RestrictedUnitary",
     "RestrictedUnitaryRNN",
