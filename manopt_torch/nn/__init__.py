@@ -4,6 +4,7 @@ from manopt_torch.nn import init
 from manopt_torch.nn.activations import ModReLU
 from manopt_torch.nn.capacity import Capacity, capacity, parametrization
 from manopt_torch.nn.kernel_activation import KernelActivation, KernelRNN, OnModulus
+from manopt_torch.nn.moments import dead_fraction, gain, he_normal_, moments, no_weight_decay
 from manopt_torch.nn.restricted_unitary_rnn import RestrictedUnitaryRNN, RestrictedUnitaryRNNCell
 from manopt_torch.nn.trug import TruG
 from manopt_torch.nn.unitary_maps import GivensUnitary, HouseholderUnitary, RestrictedUnitary, UnitaryMap
@@ -26,6 +27,11 @@ __all__ = [
     "UnitaryRNN",
     "UnitaryRNNCell",
     "capacity",
+    "dead_fraction",
+    "gain",
+    "he_normal_",
     "init",
+    "moments",
+    "no_weight_decay",
     "parametrization",
 ]
