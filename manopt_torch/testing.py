@@ -323,15 +323,9 @@ class Slope(NamedTuple):
         t, e = steps[:last][-4:].log(), errors[:last][-4:].log()
         return float(((t - t.mean()) * (e - e.mean())).sum() / (t - t.mean()).square().sum())
 
-    def plot(self, axes: Any = None) -> Any:
-        """Draw the errors in double logarithmic scale, with a line of the required slope; needs matplotlib.
-
-        ``axes`` are Matplotlib's, the current ones by default, and are returned.
-        """
-        if axes is None:
-            import matplotlib.pyplot as plt
-
-            axes = plt.gca()
+    def plot(self, axes: Any) -> Any:
+        """Draw the errors in double logarithmic scale, with a line of the required slope, on Matplotlib's ``axes``,
+        such as ``plt.gca()``, which are returned."""
         axes.loglog(self.steps, self.errors, "o", markersize=3, label=f"{self.what}, order {self.order:.2f}")
         scale = self.errors[0] / self.steps[0] ** self.required
         line = [scale * t**self.required for t in self.steps]

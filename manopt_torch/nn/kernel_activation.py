@@ -113,11 +113,11 @@ class KernelActivation(nn.Module):
 
     def function(self, a: Tensor) -> Tensor:
         """f itself, without normalization: (..., num_units) to the same."""
-        flat = a.reshape(-1, self.num_units).mT  # units first
+        flat = a.reshape(-1, self.num_units).mH  # units first
         f = -(self._gaussian(flat) if self.kernel == "gauss" else self._piecewise(flat))
         if self.m is not None and self.q is not None:
             f = f + self.m[:, None] * flat + self.q[:, None]
-        return f.mT.reshape(a.shape)
+        return f.mH.reshape(a.shape)
 
     def _pieces(self) -> tuple[Tensor, Tensor, Tensor]:
         """The centers in order (num_units, d); slope and value at zero of Σ χ g(a − c) on the d + 1 pieces between."""
@@ -234,16 +234,16 @@ class KernelRNN(nn.Module):
         if x.dim() != 3 or x.shape[-1] != self.input_size:
             layout = "(batch, T" if self.batch_first else "(T, batch"
             raise ValueError(f"expected {layout}, {self.input_size}), got shape {tuple(x.shape)}")
-        steps = x.transpose(0, 1) if self.batch_first else x
+        steps = x.movedim(1, 0) if self.batch_first else x
         into, across = self.weight.split([self.input_size, self.hidden_size], dim=1)
         driven = nn.functional.linear(steps, into, self.bias)
         h = driven.new_zeros(driven.shape[1:]) if h is None else h
         states = []
         for own in driven.unbind():
-            h = self.activation(torch.addmm(own, h, across.mT))
+            h = self.activation(torch.addmm(own, h, across.mH))
             states.append(h)
         out = torch.stack(states) if states else driven
-        return out.transpose(0, 1) if self.batch_first else out, h
+        return out.movedim(1, 0) if self.batch_first else out, h
 
 
 class OnModulus(nn.Module):
