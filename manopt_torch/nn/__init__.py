@@ -1,9 +1,9 @@
 """Layers whose weights live on manifolds, and the activations and initialisations that belong to them."""
 
 from manopt_torch.nn import init
-from manopt_torch.nn.activations import ModReLU
+from manopt_torch.nn.activations import ModReLU, OnModulus
 from manopt_torch.nn.capacity import Capacity, capacity, parametrization
-from manopt_torch.nn.kernel_activation import KernelActivation, KernelRNN, OnModulus
+from manopt_torch.nn.kernel_activation import KernelActivation, KernelRNN
 from manopt_torch.nn.moments import dead_fraction, gain, he_normal_, moments, no_weight_decay
 from manopt_torch.nn.restricted_unitary_rnn import RestrictedUnitaryRNN, RestrictedUnitaryRNNCell
 from manopt_torch.nn.trug import TruG

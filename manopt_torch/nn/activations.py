@@ -82,3 +82,47 @@ class ModReLU(nn.Module):
 
     def extra_repr(self) -> str:
         return f"{self.num_units}, hard=True" if self.hard else f"{self.num_units}"
+
+
+class OnModulus(nn.Module):
+    """Any activation f of real numbers on complex ones: z ↦ f(|z| + b) z/|z|, 0 ↦ 0, which keeps the phase.
+
+    With f = ReLU it is the hard :class:`ModReLU`. Real z keep their sign in place of the phase.
+
+    Shape: ``(..., num_units)``, real or complex, to the same. ``bias``, one real b for each unit, is learned.
+
+    Args:
+        activation: f, a module.
+        num_units: size of the last dimension.
+        dtype, device: of ``bias``, a real dtype.
+
+    Raises:
+        ValueError: for a last dimension other than ``num_units``.
+    """
+
+    def __init__(
+        self,
+        activation: nn.Module,
+        num_units: int,
+        *,
+        dtype: torch.dtype | None = None,
+        device: torch.device | str | None = None,
+    ) -> None:
+        super().__init__()
+        self.activation = activation
+        self.bias = nn.Parameter(torch.empty(num_units, dtype=dtype, device=device))
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Draw the bias from the uniform distribution on (−0.01, 0.01), and f anew if it can."""
+        uniform_(self.bias, BIAS_BOUND)
+        if callable(reset := getattr(self.activation, "reset_parameters", None)):
+            reset()
+
+    def forward(self, z: Tensor) -> Tensor:
+        """f(|z| + b) z/|z|, elementwise: ``(..., num_units)`` to the same."""
+        if z.shape[-1:] != self.bias.shape:
+            raise ValueError(f"expected (..., {len(self.bias)}), got shape {tuple(z.shape)}")
+        zero = z == 0
+        size = torch.where(zero, 1, z).abs()
+        return torch.where(zero, 0, z * (self.activation(size + self.bias) / size))

@@ -244,25 +244,3 @@ class KernelRNN(nn.Module):
             states.append(h)
         out = torch.stack(states) if states else driven
         return out.movedim(1, 0) if self.batch_first else out, h
-
-
-class OnModulus(nn.Module):
-    """z ↦ f(|z|) z/|z| for complex z, an activation of real numbers that keeps the phase, as modReLU does; 0 ↦ 0.
-
-    Shape: that of z. Real z are given to f as they are.
-
-    Args:
-        activation: f, a module.
-    """
-
-    def __init__(self, activation: nn.Module) -> None:
-        super().__init__()
-        self.activation = activation
-
-    def forward(self, z: Tensor) -> Tensor:
-        if not z.is_complex():
-            out: Tensor = self.activation(z)
-            return out
-        zero = z == 0
-        size = torch.where(zero, 1, z).abs()
-        return torch.where(zero, 0, self.activation(size) / size * z)

@@ -124,18 +124,36 @@ def kernels() -> Any:
         return None
 
 
-def _loop(
-    input: Tensor, weight_ih: Tensor, weight_hh: Tensor, bias: Tensor, h0: Tensor, mask: Tensor | None, hard: bool
+def elementwise_recurrence(
+    input: Tensor,
+    weight_ih: Tensor,
+    weight_hh: Tensor,
+    sigma: Callable[[Tensor], Tensor],
+    h0: Tensor,
+    mask: Tensor | None = None,
 ) -> Tensor:
-    """The recurrence step by step, in torch's own differentiable operations."""
+    """All states of h_t = σ(W h_{t-1} + V x_t) step by step, in torch's own differentiable operations, for any σ.
+
+    Shapes and ``mask`` as in :func:`unitary_recurrence`.
+    """
+    if mask is not None:
+        input = input.masked_fill(~mask.unsqueeze(-1), 0)  # NaN times zero is NaN
     inputs = (input.to(weight_ih.dtype) @ weight_ih.mT).unbind(0)  # not slices: each has a gradient of full size
-    W, bias, h = weight_hh.mT, bias.unsqueeze(-2), h0
+    W, h = weight_hh.mT, h0
     states = []
     for t, x in enumerate(inputs):
-        new = modrelu(h @ W + x, bias, hard)
+        new = sigma(h @ W + x)
         h = new if mask is None else torch.where(mask[t].unsqueeze(-1), new, h)
         states.append(h)
     return torch.stack(states)
+
+
+def _loop(
+    input: Tensor, weight_ih: Tensor, weight_hh: Tensor, bias: Tensor, h0: Tensor, mask: Tensor | None, hard: bool
+) -> Tensor:
+    """The recurrence of modReLU, whose inputs are masked already."""
+    bias = bias.unsqueeze(-2)
+    return elementwise_recurrence(input, weight_ih, weight_hh, lambda z: modrelu(z, bias, hard), h0, mask)
 
 
 class _Recurrence(torch.autograd.Function):

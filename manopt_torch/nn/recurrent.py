@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import abc
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -16,15 +16,26 @@ from manopt_torch.nn.complex import ComplexModule
 from manopt_torch.nn.init import glorot_uniform_, uniform_
 from manopt_torch.nn.recurrence import check_checkpoint_every
 
+#: makes σ for a number of units
+Activation = Callable[[int], nn.Module]
+
 
 class UnitaryCell(ComplexModule, abc.ABC):
     """One step h ↦ σ(W h + V x), σ = modReLU with bias b; a subclass says what W is.
 
-    Parameters: ``weight_ih`` V (N, M); ``modrelu.bias`` b (N,), real; ``h0`` (N,), the state to start from.
+    Parameters: ``weight_ih`` V (N, M); ``modrelu.bias`` b (N,), real; ``h0`` (N,), the state to start from. A σ of its
+    own is ``activation``, in the place of ``modrelu``.
     """
 
     def __init__(
-        self, input_size: int, hidden_size: int, *, hard: bool, dtype: torch.dtype, device: torch.device | str | None
+        self,
+        input_size: int,
+        hidden_size: int,
+        *,
+        hard: bool,
+        dtype: torch.dtype,
+        device: torch.device | str | None,
+        activation: Activation | None = None,
     ) -> None:
         super().__init__()
         check_sizes(type(self).__name__, input_size=input_size, hidden_size=hidden_size)
@@ -35,7 +46,11 @@ class UnitaryCell(ComplexModule, abc.ABC):
         self.input_size = input_size
         self.hidden_size = hidden_size
         self.weight_ih = nn.Parameter(torch.empty(hidden_size, input_size, dtype=dtype, device=device))
-        self.modrelu = ModReLU(hidden_size, hard, dtype=dtype.to_real(), device=device)
+        if activation is None:
+            self.modrelu = ModReLU(hidden_size, hard, dtype=dtype.to_real(), device=device)
+        elif hard:
+            raise ValueError("hard is a form of modReLU, which activation replaces")
+        self.activation = None if activation is None else activation(hidden_size)
         self.h0 = nn.Parameter(torch.empty(hidden_size, dtype=dtype, device=device))
 
     @abc.abstractmethod
@@ -49,7 +64,9 @@ class UnitaryCell(ComplexModule, abc.ABC):
         parts = 2 if self.weight_ih.is_complex() else 1
         glorot_uniform_(self.weight_ih, self.input_size, parts * self.hidden_size)
         uniform_(self.h0, math.sqrt(3 / (parts * self.hidden_size)))
-        self.modrelu.reset_parameters()
+        sigma = self.modrelu if self.activation is None else self.activation
+        if callable(reset := getattr(sigma, "reset_parameters", None)):
+            reset()
 
     def forward(self, input: Tensor, hx: Tensor | None = None) -> Tensor:
         """The next state (B, N) or (N,), from ``input`` (B, M) or (M,) and ``hx`` of the result's shape, h0 if None."""
@@ -170,7 +187,7 @@ def check_input(name: str, input: Tensor, cell: UnitaryCell, dims: tuple[int, ..
         raise TypeError(f"input of {name} must be a tensor, got {type(input).__name__}")
     if input.dim() not in dims or input.shape[-1] != cell.input_size:
         raise ValueError(f"input of {name} must have shape {wanted}, got {tuple(input.shape)}")
-    dtype, real = cell.weight_ih.dtype, cell.modrelu.bias.dtype
+    dtype, real = cell.weight_ih.dtype, cell.weight_ih.real.dtype
     if input.dtype in (dtype, real):
         return
     if not (input.is_floating_point() and torch.is_autocast_enabled(input.device.type)):
@@ -192,4 +209,4 @@ def check_state(hx: Tensor, shape: tuple[int, ...], cell: UnitaryCell, input: Te
 
 def cast(input: Tensor, cell: UnitaryCell) -> Tensor:
     """``input`` in the precision of the weights, from which autocast may have moved it."""
-    return input.to(cell.weight_ih.dtype if input.is_complex() else cell.modrelu.bias.dtype)
+    return input.to(cell.weight_ih.dtype if input.is_complex() else cell.weight_ih.real.dtype)

@@ -11,8 +11,8 @@ from torch import Tensor, nn
 from manopt_torch.manifolds import Unitary
 from manopt_torch.nn.complex import ComplexModule
 from manopt_torch.nn.init import cayley_angle_, glorot_uniform_, haar_, henaff_, restricted_
-from manopt_torch.nn.recurrence import unitary_recurrence
-from manopt_torch.nn.recurrent import UnitaryCell, UnitaryLayers, check_sizes
+from manopt_torch.nn.recurrence import elementwise_recurrence, unitary_recurrence
+from manopt_torch.nn.recurrent import Activation, UnitaryCell, UnitaryLayers, check_sizes
 from manopt_torch.parameter import ManifoldParameter
 
 Init = Literal["haar", "identity", "restricted", "henaff", "cayley"]
@@ -41,10 +41,11 @@ class UnitaryRNNCell(UnitaryCell):
         *,
         init: Init = "haar",
         hard: bool = False,
+        activation: Activation | None = None,
         dtype: torch.dtype = torch.complex64,
         device: torch.device | str | None = None,
     ) -> None:
-        super().__init__(input_size, hidden_size, hard=hard, dtype=dtype, device=device)
+        super().__init__(input_size, hidden_size, hard=hard, dtype=dtype, device=device, activation=activation)
         if init not in get_args(Init):
             raise ValueError(f"init must be one of {', '.join(map(repr, get_args(Init)))}, got {init!r}")
         self.init = init
@@ -60,6 +61,10 @@ class UnitaryRNNCell(UnitaryCell):
         self, input: Tensor, h: Tensor, mask: Tensor | None = None, checkpoint_every: int | None = None
     ) -> Tensor:
         """All states (T, B, N): see :func:`manopt_torch.nn.recurrence.unitary_recurrence`."""
+        if self.activation is not None:
+            if checkpoint_every is not None:
+                raise ValueError("checkpoint_every is for modReLU: without activation=, or without checkpoint_every=")
+            return elementwise_recurrence(input, self.weight_ih, self.weight_hh, self.activation, h, mask)
         weights = self.weight_ih, self.weight_hh, self.modrelu.bias
         return unitary_recurrence(input, *weights, h, mask, hard=self.modrelu.hard, checkpoint_every=checkpoint_every)
 
@@ -102,6 +107,9 @@ class UnitaryRNN(UnitaryLayers):
             reflections and Fourier transforms, from which the paper starts (complex only); ``"henaff"`` or
             ``"cayley"``, 2×2 rotations by uniform angles: see :mod:`manopt_torch.nn.init`.
         hard: the exact hard threshold as modReLU, see :class:`ModReLU`.
+        activation: makes another σ of N units, an elementwise module of complex numbers, for each layer, such as
+            ``lambda n: OnModulus(TruG(n, learn="unit"), n)``; learned with the rest, it takes a loop over the steps,
+            and several times as long.
         checkpoint_every: keep for the backward pass only each state of so many, and compute the others again: less
             memory, more time. About √T is best for memory.
         dtype: complex or real floating point.
@@ -121,13 +129,17 @@ class UnitaryRNN(UnitaryLayers):
         *,
         init: Init = "haar",
         hard: bool = False,
+        activation: Activation | None = None,
         checkpoint_every: int | None = None,
         dtype: torch.dtype = torch.complex64,
         device: torch.device | str | None = None,
     ) -> None:
         check_sizes("UnitaryRNN", num_layers=num_layers)
         sizes = [input_size] + [hidden_size] * (num_layers - 1)
-        cells = [UnitaryRNNCell(size, hidden_size, init=init, hard=hard, dtype=dtype, device=device) for size in sizes]
+        cells = [
+            UnitaryRNNCell(size, hidden_size, init=init, hard=hard, activation=activation, dtype=dtype, device=device)
+            for size in sizes
+        ]
         super().__init__(cells, batch_first, checkpoint_every)
 
 

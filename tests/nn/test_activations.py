@@ -1,12 +1,15 @@
-"""modReLU: published values and gradients, equivariance, behaviour at zero."""
+"""modReLU: published values and gradients, equivariance, behaviour at zero; other activations on the modulus."""
 
 import json
 from pathlib import Path
 
 import pytest
 import torch
+from torch import nn
 
-from manopt_torch.nn import ModReLU
+from manopt_torch import max_residual, param_groups
+from manopt_torch.nn import KernelActivation, ModReLU, OnModulus, RealReadout, TruG, UnitaryRNN
+from manopt_torch.optim import RiemannianAdam
 
 # torch's own derivative formulas use torch.jit.script when forward mode first runs
 pytestmark = pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated:DeprecationWarning")
@@ -144,3 +147,71 @@ def test_repr():
 def test_half_precision_is_computed_one_step_up():
     z = torch.full((2,), 300.0, dtype=torch.float16)  # its square overflows
     assert torch.equal(ModReLU(2, dtype=torch.float16)(z), torch.full_like(z, 300.0))
+
+
+# ------------------------------------------------------------------ any activation on the modulus
+ON_MODULUS = [
+    nn.Tanh(),
+    nn.PReLU(dtype=torch.float64),
+    KernelActivation(3, 5, "gauss", normalize=False, dtype=torch.float64),
+]
+
+
+@pytest.mark.parametrize("activation", ON_MODULUS, ids=lambda a: type(a).__name__)
+@pytest.mark.parametrize("dtype", [torch.float64, torch.complex128])
+def test_on_modulus(activation, dtype):
+    layer = OnModulus(activation, 3, dtype=torch.float64)
+    z = torch.randn(5, 3, dtype=dtype, requires_grad=True)
+    torch.testing.assert_close(layer(z), activation(z.abs() + layer.bias) * z / z.abs())
+    assert torch.autograd.gradcheck(layer, (z,))
+    assert not layer(torch.zeros(2, 3, dtype=dtype)).any()
+    with pytest.raises(ValueError, match=r"expected \(\.\.\., 3\)"):
+        layer(torch.zeros(3, 4, dtype=dtype))
+
+
+def test_relu_on_the_modulus_is_hard_modrelu():
+    layer, other = OnModulus(nn.ReLU(), 4), ModReLU(4, hard=True)
+    with torch.no_grad():
+        other.bias.copy_(layer.bias.uniform_(-1, 1))
+    z = torch.randn(50, 4, dtype=torch.complex64)
+    torch.testing.assert_close(layer(z), other(z))
+
+
+@pytest.mark.parametrize("dtype", [torch.complex128, torch.float64])
+def test_any_activation_in_a_unitary_rnn(dtype):
+    torch.manual_seed(0)
+    rnn = UnitaryRNN(3, 5, 2, hard=True, dtype=dtype)
+    own = UnitaryRNN(3, 5, 2, activation=lambda n: OnModulus(nn.ReLU(), n, dtype=torch.float64), dtype=dtype)
+    state = {name.replace("modrelu", "activation"): value for name, value in rnn.state_dict().items()}
+    own.load_state_dict(state)
+    x, mask = torch.randn(7, 4, 3, dtype=dtype), torch.rand(7, 4) < 0.7
+    for found, expected in zip(own(x, mask=mask), rnn(x, mask=mask), strict=True):
+        torch.testing.assert_close(found, expected)
+    h = None
+    for step in x:
+        h = own.cells[0](step, h)
+    torch.testing.assert_close(h, own(x)[1][0])
+
+
+def test_nonlinearity_and_recurrence_are_learned_together():
+    torch.manual_seed(0)
+    rnn = UnitaryRNN(1, 8, activation=lambda n: OnModulus(TruG(n, lower=0.0, upper=2.0, learn="unit"), n))
+    read = RealReadout(8, 1)
+    model = nn.ModuleList([rnn, read])
+    before = {name: p.detach().clone() for name, p in model.named_parameters()}
+    optimizer = RiemannianAdam(param_groups(model), lr=0.02)
+    losses = []
+    for _ in range(60):
+        x = torch.randn(6, 64, 1)
+        loss = (read(rnn(x)[1][0]) - x[0]).square().mean()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    assert sum(losses[-5:]) < 0.6 * sum(losses[:5])
+    assert all(not torch.equal(p, before[name]) for name, p in model.named_parameters())
+    assert max_residual(model) < 1e-5
+    with pytest.raises(ValueError, match="checkpoint_every is for modReLU"):
+        UnitaryRNN(1, 8, activation=lambda n: OnModulus(nn.ReLU(), n), checkpoint_every=2)(x)
+    with pytest.raises(ValueError, match="hard is a form of modReLU"):
+        UnitaryRNN(1, 8, activation=lambda n: OnModulus(nn.ReLU(), n), hard=True)

@@ -13,7 +13,7 @@ import scipy.integrate
 import torch
 from torch import nn
 
-from manopt_torch.nn import KernelActivation, KernelRNN, OnModulus
+from manopt_torch.nn import KernelActivation, KernelRNN
 
 REFERENCE = json.loads((pathlib.Path(__file__).parents[1] / "reference" / "kbdnn.json").read_text())
 DOUBLE = torch.float64
@@ -223,17 +223,3 @@ def test_recurrence_starts_at_zero_and_learns():
         loss.backward()
         optimizer.step()
     assert loss < 0.02  # always ½: 0.25
-
-
-@pytest.mark.parametrize("activation", [nn.Tanh(), nn.PReLU(dtype=DOUBLE), random_units("gauss")])
-def test_modulus(activation):
-    layer = OnModulus(activation)
-    z = torch.randn(5, 3, dtype=torch.complex128, requires_grad=True)
-    out = layer(z)
-    torch.testing.assert_close(out.abs(), activation(z.abs()).abs())
-    ratio = out / z
-    torch.testing.assert_close(ratio.imag, torch.zeros_like(ratio.imag))
-    assert torch.autograd.gradcheck(layer, (z,))
-    assert layer(torch.zeros(2, 3, dtype=torch.complex128)).abs().sum() == 0
-    x = torch.randn(5, 3, dtype=DOUBLE)
-    assert torch.equal(layer(x), activation(x))
