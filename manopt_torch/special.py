@@ -44,8 +44,8 @@ import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
-#: beyond so many standard deviations the normal density is zero in float64
-_EDGE = 40.0
+#: beyond so many standard deviations the normal density is taken to be zero: underflow takes 20 times as long
+_EDGE, _UNDERFLOW = 37.4, 2e-304
 #: up to this a the moments come from erfc and exp (they lose a⁴ ε), up to the other one from Mills' ratio
 _BODY, _CLOSED = 3.0, 6.0
 #: smallest w for the closed form, which loses ε/w² of the variance
@@ -56,8 +56,6 @@ _COARSE_FALL = 6.0
 _TAIL = 84.0
 #: so many terms of the continued fraction of Mills' ratio leave 4e-14 of r₁ at a = 3, and less above
 _TERMS = 32
-#: exp(−700) and erfc(26.4) are the least that are computed, and taken to be zero: underflow takes 20 times as long
-_LEAST_EXPONENT, _ERFC_EDGE, _UNDERFLOW = -700.0, 26.4, 1e-304
 #: from this a on samples come from the logarithm of the tail probability
 _SAMPLE_TAIL = 3.0
 _NEWTON_STEPS = 6
@@ -94,18 +92,12 @@ class Moments(NamedTuple):
 # ------------------------------------------------------------------ values
 def _tail(x: Tensor) -> Tensor:
     """``1 − Φ(x)``."""
-    values = torch.special.erfc((x * math.sqrt(0.5)).clamp_(max=_ERFC_EDGE)).mul_(0.5)
-    return torch.threshold_(values, _UNDERFLOW, 0)
+    return 0.5 * torch.special.erfc(x * math.sqrt(0.5))
 
 
 def _exp(x: Tensor) -> Tensor:
     """``exp(x)`` for x ≤ 0."""
-    return torch.threshold_(x.clamp(min=_LEAST_EXPONENT).exp_(), _UNDERFLOW, 0)
-
-
-def _density(x: Tensor) -> Tensor:
-    """``φ(x)``."""
-    return _exp(x.square().mul_(-0.5)).mul_(1 / math.sqrt(2 * math.pi))
+    return torch.threshold_(x.clamp(min=-0.5 * _EDGE**2).exp_(), _UNDERFLOW, 0)
 
 
 def _mills(x: Tensor) -> Tensor:
@@ -118,7 +110,7 @@ def _central(a: Tensor, b: Tensor, A: Tensor, B: Tensor, order: int) -> list[Ten
     mean = A - B
     below, above = mean - a, b - mean
     rise, drop = below * A, above * B
-    central = [torch.ones_like(mean), torch.zeros_like(mean), 1 - rise - drop]
+    central: list[Any] = [1.0, 0.0, 1 - rise - drop]
     for k in range(2, order):
         rise, drop = -below * rise, above * drop
         central.append(k * central[-2] - mean * central[-1] - rise - drop)
@@ -126,16 +118,24 @@ def _central(a: Tensor, b: Tensor, A: Tensor, B: Tensor, order: int) -> list[Ten
 
 
 def _body(a: Tensor, b: Tensor, order: int, log: bool) -> list[Tensor]:
-    """In units of the scale: [ln P or nothing], m, m − a, b − m, A, B, c₂, …, c_order.
+    """In units of the scale: m, m − a, b − m, A, B, c₂, …, c_order, then ln P if ``log``.
 
-    An end beyond 40 standard deviations is taken to be there; its density is zero all the same.
+    An end beyond the edge is taken to be there; its density is zero all the same. One of a and b may be one infinite
+    number for all.
     """
     a, b = a.clamp(-_EDGE, _EDGE), b.clamp(-_EDGE, _EDGE)
-    near, far = torch.maximum(a, -b), torch.maximum(b, -a)
-    inside = _tail(near) - _tail(far)
-    result = _central(a, b, _density(a) / inside, _density(b) / inside, order)
+    if b.numel() < a.numel():
+        near, far = a, b
+    elif a.numel() < b.numel():
+        near, far = -b, -a
+    else:
+        near, far = torch.maximum(a, -b), torch.maximum(b, -a)
+    inside = _tail(near).sub_(_tail(far))
+    factor = inside.reciprocal().mul_(1 / math.sqrt(2 * math.pi))
+    A, B = (factor * torch.threshold_(x.square().mul_(-0.5).exp_(), _UNDERFLOW, 0) for x in (a, b))
+    result = _central(a, b, A, B, order)
     if log:
-        outside = _tail(-near) + _tail(far)
+        outside = torch.threshold_(_tail(-near).add_(_tail(far)), _UNDERFLOW, 0)
         result.append(torch.where(outside < 0.5, torch.log1p(-outside), inside.log()))
     return result
 
@@ -173,18 +173,19 @@ def _quadrature(a: Tensor, w: Tensor, order: int, log: bool, rule: tuple[Tensor,
 def _far(a: Tensor, w: Tensor, order: int, log: bool) -> list[Tensor]:
     """The same for a > 3 where the upper end has no part, from the ratios of the moments E tᵏ."""
     ratio = 2 * _TERMS / (a + (a.square() + 4 * _TERMS).sqrt())
-    moments: list[Tensor] = []
-    for k in range(_TERMS - 1, 0, -1):
-        ratio = (ratio + a).reciprocal_().mul_(k)
-        if k <= order:
-            moments.insert(0, ratio)
-    below, A = moments[0], a + moments[0]
-    moments = [torch.ones_like(a), *itertools.accumulate(moments, torch.mul)]
-    w = w.clamp(max=_EDGE)
+    for k in range(_TERMS - 1, order, -1):
+        ratio.add_(a).reciprocal_().mul_(k)
+    ratios = [ratio]
+    for k in range(order, 0, -1):
+        ratios.insert(0, k / (a + ratios[0]))
+    below, *raw = itertools.accumulate(ratios[:order], torch.mul)
+    w, A = w.clamp(max=_EDGE), a + below
     result = [A, below, w - below, A, A * _exp(-w * (a + 0.5 * w))]
     for k in range(2, order + 1):
-        terms = (math.comb(k, j) * moments[j] * (-below) ** (k - j) for j in range(k + 1))
-        result.append(functools.reduce(torch.add, terms))
+        central = (k - 1) * below  # Σ_j binomial(k, j) E tʲ (−E t)ᵏ⁻ʲ by Horner's rule
+        for j in range(2, k + 1):
+            central = math.comb(k, j) * raw[j - 2] - central * below
+        result.append(central)
     return [*result, -A.log() - 0.5 * a.square() - _LOG_SQRT_2PI] if log else result
 
 
@@ -200,27 +201,31 @@ def _reflected(a: Tensor, w: Tensor, order: int, log: bool) -> list[Tensor]:
     ):  # fmt: skip
         for i in chosen.nonzero().squeeze(-1).split(_ROWS):
             for whole, part in zip(found, method(a[i], w[i], order, log), strict=True):
-                whole[i] = part
+                whole.index_copy_(0, i, part)
     return found
 
 
 def _standard(z: Tensor, s: Tensor, low: Tensor, high: Tensor, order: int, log: bool) -> list[Tensor]:
     """E h, then in units of the scale m = E h − loc, m − a, b − m, A, B, c₂, …, c_order, then ln P if ``log``."""
-    a, b, w = (low - z) / s, (high - z) / s, (high - low) / s
+    rate = 1 / s
+    w = (high - low) * rate
+    infinite = [bool(end.isinf().all()) for end in (low, high)]
+    a = low[:1] if infinite == [True, False] else (low - z).mul_(rate)
+    b = high[:1] if infinite == [False, True] else (high - z).mul_(rate)
     found = _body(a, b, order, log)
     found.insert(0, torch.addcmul(z, s, found[0]))
     near = torch.maximum(a, -b)
     i = ((near <= _BODY) & (w >= _CLOSED_WIDTH)).logical_not_().nonzero().squeeze(-1)
     if len(i):
-        s, low, high, w = (t.expand_as(z)[i] for t in (s, low, high, w))
-        m, below, above, A, B, *rest = _reflected(near[i], w, order, log)
-        flip = a[i] < -b[i]
+        s, low, high, w, a, b = (t.expand_as(z).index_select(0, i) for t in (s, low, high, w, a, b))
+        m, below, above, A, B, *rest = _reflected(torch.maximum(a, -b), w, order, log)
+        flip = a < -b
         sign = torch.where(flip, -1.0, 1.0)
         mean = torch.where(flip, high, low) + sign * s * below
         pairs = [torch.where(flip, y, x) for x, y in ((below, above), (above, below), (A, B), (B, A))]
         odd = [c * sign if k % 2 and k <= order else c for k, c in enumerate(rest, 2)]
         for whole, part in zip(found, [mean, sign * m, *pairs, *odd], strict=True):
-            whole[i] = part
+            whole.index_copy_(0, i, part)
     return found
 
 
@@ -286,7 +291,8 @@ def _quantile(u: Tensor, z: Tensor, s: Tensor, low: Tensor, high: Tensor) -> lis
     sign = torch.where(flip, -1.0, 1.0)
     near, far = torch.maximum(a, -b), torch.maximum(b, -a)
     v = torch.where(flip, 1 - u, u)
-    above = _tail(near) - v * (_tail(near) - _tail(far))
+    above = _tail(near.clamp(max=_EDGE))
+    above = above - v * (above - _tail(far.clamp(max=_EDGE)))
     below = _tail(-near) * (1 - v) + _tail(-far) * v
     x = torch.where(above < 0.5, -torch.special.ndtri(above), torch.special.ndtri(below))
     h = z + s * sign * x
@@ -521,8 +527,8 @@ def _quantile_partials(saved: Sequence[Tensor], level: bool) -> list[Tensor | No
     u, z, s, low, high, h = saved
     du = torch.exp(-_log_density(h, z, s, low, high)) if level else None
     # an infinite end, put where the density is zero beside that of h
-    low = torch.where(low == -torch.inf, torch.minimum(h, z).detach() - _EDGE * s.detach(), low)
-    high = torch.where(high == torch.inf, torch.maximum(h, z).detach() + _EDGE * s.detach(), high)
+    low = torch.where(low == -torch.inf, torch.minimum(h, z).detach() - 2 * _EDGE * s.detach(), low)
+    high = torch.where(high == torch.inf, torch.maximum(h, z).detach() + 2 * _EDGE * s.detach(), high)
     twice = 2 * s.square()
     dlow = (1 - u) * torch.exp((h - low) * (h + low - 2 * z) / twice)
     dhigh = u * torch.exp((h - high) * (h + high - 2 * z) / twice)
