@@ -12,7 +12,6 @@ from torch.nn.functional import linear, one_hot
 from manopt_torch import special
 from manopt_torch.distributions import TruncatedNormal
 from manopt_torch.nn.trug import SIGMA2, TruG
-from manopt_torch.stochastic.gibbs import log_integral
 
 #: of the mean-field equations, in E h beside σ + |E h|
 TOLERANCE = 1e-10
@@ -178,7 +177,8 @@ class TruGTGGM(nn.Module):
         d = mu.new_tensor(1 / self.sigma2)
         low, high = (end.expand(self.num_hidden) for end in self.units.truncation_points())
         categorical = self.likelihood == "categorical"
-        return _Layers(mu * d, d, self.W1.double(), self.b1.double(), low, high, self._targets(x, y), categorical)
+        prior = special.moments(mu, math.sqrt(self.sigma2), low, high)
+        return _Layers(mu, d, prior, self.W1.double(), self.b1.double(), low, high, self._targets(x, y), categorical)
 
     def posterior(
         self,
@@ -228,19 +228,23 @@ class TruGTGGM(nn.Module):
 
 
 class _Units(NamedTuple):
-    """q: θ = m/v, means and variances, (N, K); the part of L that depends on q, (N,)."""
+    """q, all (N, K) but the last."""
 
-    theta: Tensor
+    theta: Tensor  #: m/v
     mean: Tensor
     variance: Tensor
-    value: Tensor
+    density_low: Tensor
+    density_high: Tensor
+    log: Tensor  #: ln ∫ exp(θ h − h²/(2v)) dh
+    value: Tensor  #: the part of L that depends on q (N,)
 
 
 class _Layers(NamedTuple):
     """N problems of mean field for K units and D outputs, all float64."""
 
-    alpha: Tensor  #: μ/σ² (N, K)
+    mu: Tensor  #: (N, K)
     d: Tensor  #: 1/σ² ()
+    prior: special.Moments  #: of h given x, (N, K) each
     W: Tensor  #: (D, K)
     b: Tensor  #: (D,)
     low: Tensor  #: (K,)
@@ -277,10 +281,14 @@ class _Layers(NamedTuple):
 
     def bound(self, q: _Units, precision: Tensor) -> Tensor:
         """L, (N,), differentiable in everything but q and its ``precision``."""
+
+        def end(x: Tensor, density: Tensor) -> Tensor:  # zero, whose derivative is the density
+            return torch.where(x.isinf(), 0.0, x - x.detach()) * density
+
         square = q.variance + q.mean.square()
-        ratio = (self.alpha - q.theta) * q.mean + 0.5 * (precision - self.d) * square
-        ratio = ratio + log_integral(q.theta, precision, self.low, self.high)
-        ratio = ratio - log_integral(self.alpha, self.d, self.low, self.high)
+        log = self.prior.log_partition + 0.5 * (self.d * self.mu.square() + math.log(2 * math.pi) - self.d.log())
+        ratio = (self.d * self.mu - q.theta) * q.mean + 0.5 * (precision - self.d) * square + q.log - log
+        ratio = ratio + end(self.high, q.density_high) - end(self.low, q.density_low)
         spread = (self.weight * q.variance).sum(-1)
         return self.log_likelihood(q.mean @ self.W.mH + self.b) - 0.5 * spread + ratio.sum(-1)
 
@@ -290,11 +298,10 @@ class _Layers(NamedTuple):
         loc = theta / precision
         found = special.moments(loc, precision.rsqrt(), self.low, self.high)
         mean = found.mean
-        # ln ∫ exp(θ h − h²/(2v)) dh but for constants
-        log = found.log_partition + 0.5 * theta * loc
-        terms = (self.alpha - theta + 0.5 * self.weight * mean) * mean + log
+        log = found.log_partition + 0.5 * (theta * loc + math.log(2 * math.pi) - precision.log())
+        terms = (self.d * self.mu - theta + 0.5 * self.weight * mean) * mean + log
         value = self.log_likelihood(mean @ self.W.mH + self.b) + terms.sum(-1)
-        return _Units(theta, mean, found.variance, value)
+        return _Units(theta, mean, found.variance, found.density_low, found.density_high, log, value)
 
     def solve(self, method: str, tolerance: float, max_steps: int) -> _Units:
         """The q that makes L largest."""
@@ -302,9 +309,7 @@ class _Layers(NamedTuple):
             raise ValueError(f'method must be "newton" or "coordinates", got {method!r}')
         if not tolerance > 0 or max_steps < 1:
             raise ValueError(f"tolerance must be positive, max_steps at least 1, got {tolerance} and {max_steps}")
-        sigma = self.d.rsqrt()
-        prior = special.mean(self.alpha / self.d, sigma, self.low, self.high)
-        q, change = (self._coordinates if method == "coordinates" else self._newton)(prior, tolerance, max_steps)
+        q, change = (self._coordinates if method == "coordinates" else self._newton)(tolerance, max_steps)
         missed = ~(change <= tolerance).all(-1)
         if missed.any():
             raise RuntimeError(
@@ -314,13 +319,14 @@ class _Layers(NamedTuple):
             )
         return q
 
-    def _coordinates(self, mean: Tensor, tolerance: float, max_steps: int) -> tuple[_Units, Tensor]:
-        sigma, weight, precision = self.d.rsqrt(), self.weight, self.precision
-        mean, theta, change = mean.clone(), torch.empty_like(mean), mean
+    def _coordinates(self, tolerance: float, max_steps: int) -> tuple[_Units, Tensor]:
+        sigma, weight, precision, alpha = self.d.rsqrt(), self.weight, self.precision, self.d * self.mu
+        mean = self.prior.mean.clone()
+        theta, change = torch.empty_like(mean), mean
         for _ in range(max_steps):
             before, a = mean.clone(), mean @ self.W.mH + self.b
             for j in range(mean.shape[1]):
-                theta[:, j] = self.alpha[:, j] + self.slope(a) @ self.W[:, j] + weight[j] * mean[:, j]
+                theta[:, j] = alpha[:, j] + self.slope(a) @ self.W[:, j] + weight[j] * mean[:, j]
                 found = special.mean(theta[:, j] / precision[j], precision[j].rsqrt(), self.low[j], self.high[j])
                 a += (found - mean[:, j])[:, None] * self.W[:, j]
                 mean[:, j] = found
@@ -329,17 +335,19 @@ class _Layers(NamedTuple):
                 break
         return self.units(theta), change
 
-    def _newton(self, mean: Tensor, tolerance: float, max_steps: int) -> tuple[_Units, Tensor]:
-        sigma, weight, precision = self.d.rsqrt(), self.weight, self.precision
+    def _newton(self, tolerance: float, max_steps: int) -> tuple[_Units, Tensor]:
+        sigma, weight, precision, alpha = self.d.rsqrt(), self.weight, self.precision, self.d * self.mu
+        mean, variance = self.prior.mean, self.prior.variance
+        # a factor exp(−½ weight (h − E h)²) hardly moves the mean; the value lets the first step through
+        variance = variance / (1 + weight * variance)
+        q = _Units(alpha + weight * mean, mean, variance, mean, mean, mean, mean[:, 0] - math.inf)
         eye = torch.eye(len(self.b), dtype=mean.dtype, device=mean.device)
-        a = mean @ self.W.mH + self.b
-        q = self.units(self.alpha + self.slope(a) @ self.W + weight * mean)
         length = torch.ones_like(mean[:, :1])
         for step in range(max_steps + 1):
             a = q.mean @ self.W.mH + self.b
-            fault = q.theta - self.alpha - self.slope(a) @ self.W - weight * q.mean
-            change = (q.variance * fault).abs() / (sigma + q.mean.abs())  # V = dE/dθ
-            if step == max_steps or not (change > tolerance).any():
+            fault = q.theta - alpha - self.slope(a) @ self.W - weight * q.mean
+            change = (q.variance * fault).abs() / (sigma + q.mean.abs())  # variance = ∂ mean/∂θ
+            if step == max_steps or (step and not (change > tolerance).any()):
                 break
             # (A + Wᵀ C W V) s = fault, A = 1 − κ|w|² V
             A = torch.maximum(1 - weight * q.variance, self.d / precision)
