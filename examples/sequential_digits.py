@@ -21,7 +21,7 @@ import torch
 import torch.nn.functional as F
 from harness.cli import parse, positive, training_parser
 from harness.data import Splits, load_sequences, loader
-from harness.models import MODELS, STARTS, SequenceModel, count_parameters, paper_size
+from harness.models import ACTIVATIONS, MODELS, STARTS, SequenceModel, count_parameters, paper_size
 from harness.plots import confusion_matrix, learning_curve
 from harness.study import study
 from harness.training import Sequences, fit, health, outcome
@@ -43,7 +43,10 @@ class Classifier(Sequences):
     """Class scores (B, classes) from the last state, for sequences (B, T, 1)."""
 
     def __init__(self, args: Namespace, classes: int) -> None:
-        super().__init__(args, SequenceModel(args.model, 1, args.hidden, classes, start=args.init, last=True))
+        super().__init__(
+            args,
+            SequenceModel(args.model, 1, args.hidden, classes, start=args.init, last=True, activation=args.activation),
+        )
         self.predicted: list[Tensor] = []
 
     def loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
@@ -105,6 +108,7 @@ def main(argv: list[str] | None = None) -> None:
     add("--model", default="full", choices=MODELS, help="(%(default)s)")
     add("--hidden", type=positive, help="units N (64; with --paper the paper's, by model)")
     add("--init", default="identity", choices=STARTS, help="what W of full and frozen starts from (identity)")
+    add("--activation", default="modrelu", choices=ACTIVATIONS, help="of full and frozen, on the modulus (modrelu)")
     add("--freeze-recurrence", dest="model", action="store_const", const="frozen", help="the same as --model frozen")
     add("--study", action="store_true", help="five seeds, W trained and frozen; a table")
     add("--jobs", type=positive, default=2, help="processes of --study (%(default)s)")

@@ -3,18 +3,47 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
+from typing import cast
 
 import torch
 from torch import Tensor, nn
 from torch.nn.utils import parametrizations
 
 from manopt_torch import named_manifolds
-from manopt_torch.nn import ModReLU, RealReadout, RestrictedUnitaryRNN, UnitaryRNN, init
+from manopt_torch.nn import (
+    KernelActivation,
+    ModReLU,
+    OnModulus,
+    RealReadout,
+    RestrictedUnitaryRNN,
+    TruG,
+    UnitaryRNN,
+    init,
+)
 from manopt_torch.nn.recurrence import unitary_recurrence
+from manopt_torch.nn.unitary_rnn import Init
 
 MODELS = ("full", "restricted", "lstm", "rnn", "orthogonal", "frozen")
 #: what W of the full and the frozen model may start from, see :class:`manopt_torch.nn.UnitaryRNN`
 STARTS = ("haar", "identity", "restricted", "henaff", "cayley")
+
+
+def _kernel(units: int) -> KernelActivation:
+    """The identity at first, with 20 kinks to be learned."""
+    layer = KernelActivation(units, 20, linear=True, normalize=False, coefficients=0)
+    assert layer.m is not None
+    nn.init.ones_(layer.m)
+    return layer
+
+
+#: activations of the full and the frozen model, on the modulus; all but the first are loops over the steps
+ACTIVATIONS: dict[str, Callable[[int], nn.Module] | None] = {
+    "modrelu": None,
+    "trug": lambda n: OnModulus(TruG(n, sigma2=0.01, lower=0.0, upper=2.0, learn="unit"), n),
+    "kernel": lambda n: OnModulus(_kernel(n), n),
+    "prelu": lambda n: OnModulus(nn.PReLU(n), n),
+}
 
 #: Hidden units. Copy memory and MNIST, full, restricted, lstm: Wisdom et al., 2016; adding, restricted, lstm, rnn:
 #: Arjovsky et al., 2016, from memory. All others are ours: the largest with no more parameters than the full model.
@@ -49,6 +78,7 @@ class SequenceModel(nn.Module):
         input_size, hidden_size, output_size: M, N, L.
         start: what W of the full and of the frozen model starts from, an ``init`` of ``UnitaryRNN``.
         last: read the last state only.
+        activation: of the full and the frozen model, one of ``ACTIVATIONS``.
     """
 
     def __init__(
@@ -60,10 +90,11 @@ class SequenceModel(nn.Module):
         *,
         start: str = "restricted",
         last: bool = False,
+        activation: str = "modrelu",
     ) -> None:
         super().__init__()
         self.last = last
-        self.rnn = recurrent_layer(name, input_size, hidden_size, start=start)
+        self.rnn = recurrent_layer(name, input_size, hidden_size, start=start, activation=activation)
         unitary = name in ("full", "frozen", "restricted")
         self.readout = (RealReadout if unitary else nn.Linear)(hidden_size, output_size)
 
@@ -74,16 +105,21 @@ class SequenceModel(nn.Module):
         return self.readout((end[0] if isinstance(end, tuple) else end)[-1])
 
 
-def recurrent_layer(name: str, input_size: int, hidden_size: int, *, start: str = "restricted") -> nn.Module:
+def recurrent_layer(
+    name: str, input_size: int, hidden_size: int, *, start: str = "restricted", activation: str = "modrelu"
+) -> nn.Module:
     """The recurrent layer of :class:`SequenceModel`, batch first, called like ``torch.nn.RNN``.
 
-    Raises ``ValueError`` for a ``name`` that is not in ``MODELS``.
+    Raises ``ValueError`` for a ``name`` that is not in ``MODELS``, and for an ``activation`` that it does not have.
     """
     if name in ("full", "frozen"):
-        layer: nn.Module = UnitaryRNN(input_size, hidden_size, batch_first=True, init=start)  # type: ignore[arg-type]
+        sigma, begin = ACTIVATIONS[activation], cast(Init, start)
+        layer: nn.Module = UnitaryRNN(input_size, hidden_size, batch_first=True, init=begin, activation=sigma)
         for weight, _ in named_manifolds(layer):
             layer.get_parameter(weight).requires_grad_(name == "full")
         return layer
+    if activation != "modrelu":
+        raise ValueError(f"--activation {activation} is for the full and the frozen model, not for {name!r}")
     if name == "restricted":
         return RestrictedUnitaryRNN(input_size, hidden_size, batch_first=True)
     if name == "lstm":
