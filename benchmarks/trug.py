@@ -2,7 +2,8 @@
 
     pip install -c constraints.txt -e ".[bench]" && python benchmarks/trug.py
 
-**Units.** Forward and backward of ``nn.TruG`` (σ² = 0.2), in ms per million units, one thread. The textbook formula is
+**Units.** Forward and backward of ``nn.TruG`` (σ² = 0.2), in ms of processor time per million units, on one
+thread. The textbook formula is
 z + σ (φ(a) − φ(b))/(Φ(b) − Φ(a)) in float64 with torch's autograd, one-sided z + σ φ(a)/Φ(−a), its ends learned where
 those of the layer are. Contestants take turns, so that a change of the machine's speed meets all of them; medians.
 Errors are the largest of a sample that has the extreme inputs, against 60 digits: of the mean relative to the greater
@@ -12,8 +13,9 @@ float32: a row with such units is fast and wrong.
 
 **Epoch.** Contrastive divergence (one Gibbs step, batches of 100, 500 hidden units) over 60,000 binary images of 784
 pixels, random ones unless ``--data`` names a folder with MNIST; scikit-learn's ``BernoulliRBM`` does persistent CD-1.
-Each contestant works on a tenth of the epoch, then the next has its turn; seconds are their sum. ``MB`` is what the
-peak of resident memory grows by in one turn, in a process of its own.
+Each contestant works on a tenth of the epoch, then the next has its turn; ``s`` is the time of all turns on the clock,
+``processor s`` that of all threads. ``MB`` is what the peak of resident memory grows by over 20 batches, in a process
+of its own.
 """
 
 from __future__ import annotations
@@ -139,10 +141,10 @@ def run_units(name: str, dtype: torch.dtype, spread: str, rows: int, repeats: in
         for contestant, module in modules.items():
             z.grad = None
             module.zero_grad()
-            start = time.perf_counter()
+            start = time.process_time()
             module(z).backward(g)
             if turn:  # the first one is not counted
-                times[contestant].append((time.perf_counter() - start) * 1e3)
+                times[contestant].append((time.process_time() - start) * 1e3)
     ms = {contestant: statistics.median(spent) / z.numel() * 1e6 for contestant, spent in times.items()}
     return [
         {
@@ -224,19 +226,23 @@ def run_epoch(data: Tensor, names: list[str]) -> list[dict[str, Any]]:
     steps = {name: MACHINES[name]() for name in names}
     for step in steps.values():
         step(data[:BATCH])
-    seconds = dict.fromkeys(names, 0.0)
+    seconds, processor = dict.fromkeys(names, 0.0), dict.fromkeys(names, 0.0)
     for part in data.split(math.ceil(len(data) / TURNS)):
         for name, step in steps.items():
-            start = time.perf_counter()
+            start, started = time.perf_counter(), time.process_time()
             for x in part.split(BATCH):
                 step(x)
             seconds[name] += time.perf_counter() - start
+            processor[name] += time.process_time() - started
     batches = min(len(data) // BATCH, 20)
     memory = []
     for name in names:
         with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as pool:
             memory.append(pool.submit(peak_memory, name, batches, torch.get_num_threads()).result())
-    return [{"machine": name, "s": seconds[name], "MB": m} for name, m in zip(names, memory, strict=True)]
+    return [
+        {"machine": name, "s": seconds[name], "processor s": processor[name], "MB": megabytes}
+        for name, megabytes in zip(names, memory, strict=True)
+    ]
 
 
 def main(argv: list[str] | None = None) -> None:

@@ -129,6 +129,10 @@ def test_where_methods_meet(flip: bool) -> None:
         (-0.4, 1.0),
         (9.0, 2 / 3),
         (39, 1),
+        (3.0, math.sqrt(93) - 3),  # w (a + w/2) = 42
+        (5.0, math.sqrt(109) - 5),
+        (30.0, math.sqrt(984) - 30),
+        (37.4, INF),
     ]
     near = [(a + 1e-3 * i, 1e-3 * j + w) for a, w in borders for i in (-1, 1) for j in (-1, 1)]
     near += [(-0.5 * w, w) for w in (1e-9, 0.999, 1.001, 10.0, 79.99, 80.01, 1e3)]
@@ -140,6 +144,46 @@ def test_where_methods_meet(flip: bool) -> None:
     assert_near(found.mean, expected["mean"], 0.1 * expected["deviation"].abs())
     assert_near(found.variance, expected["variance"], 0.0)
     assert_near(found.log_partition, expected["log_partition"], 1e-12)
+
+
+@pytest.mark.parametrize(("a", "b"), [(3.1, INF), (3.1, 7.0), (8.0, INF), (50.0, INF), (12.0, 15.6), (7.0, 9.0)])
+def test_high_orders_in_the_tail(a: float, b: float) -> None:
+    """Central moments that derivatives of order five need, by quadrature with many digits."""
+    found = special._moments(6, *double(-a, 1.0, 0.0, b - a))
+    with mp.workdps(40):
+        pieces = [
+            mp.mpf(0),
+            *(mp.mpf(t) for t in (1 / a, 3 / a, 10 / a, 30 / a) if t < b - a),
+            min(b - a, 100 / a + 12),
+        ]
+        total, *raw = (
+            mp.quad(lambda t, k=k: t**k * mp.exp(-a * t - t * t / 2), [mp.mpf(p) for p in pieces]) for k in range(7)
+        )
+        raw = [mp.mpf(1), *(r / total for r in raw)]
+        for k in range(2, 7):
+            expected = sum(mp.binomial(k, j) * raw[j] * (-raw[1]) ** (k - j) for j in range(k + 1))
+            assert abs(found[5 + k].item() / expected - 1) < 1e-10, k
+
+
+@pytest.mark.parametrize("flip", [False, True])
+def test_an_infinite_end_for_all_is_that_end_for_each(flip: bool) -> None:
+    """An end given as one number, the same in a tensor, and in a tensor beside a finite one."""
+    z = torch.linspace(-50, 50, 101, dtype=torch.float64)
+    ends = [torch.full_like(z, 0.3), torch.full_like(z, INF)]
+    mixed = ends[1].clone()
+    mixed[::2] = 0.5
+    low, high, other = (-ends[1], ends[0], -mixed) if flip else (*ends, mixed)
+    one_number = special.moments(z, 0.5, *((-INF, 0.3) if flip else (0.3, INF)))
+    for value, each, beside in zip(
+        one_number,
+        special.moments(z, 0.5, low, high),
+        special.moments(z, 0.5, *((other, high) if flip else (low, other))),
+        strict=True,
+    ):
+        torch.testing.assert_close(value, each, rtol=1e-14, atol=0)
+        torch.testing.assert_close(value[1::2], beside[1::2], rtol=1e-12, atol=1e-300)
+    untruncated = special.moments(z, 0.5, torch.full_like(z, -INF), torch.full_like(z, INF))
+    assert torch.equal(untruncated.mean, z)
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
