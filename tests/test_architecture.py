@@ -37,11 +37,14 @@ SHARED = {
         "unitary_maps", "structured_recurrence"
     ],
     "solvers": ["problem", "expansion", "base", "line_search", "curvature"],
-    "stochastic": ["gibbs", "rbm"],
+    "stochastic": ["gibbs", "rbm", "tggm"],
 }  # fmt: skip
 DEPENDENCIES = {"torch", "numpy"}  # install_requires in setup.cfg; everything else is the standard library
 # Modules that are imported only if an extra of setup.cfg is there, and what they need of it.
-OPTIONAL = {"manopt_torch.nn.kernels": {"numba"}, "manopt_torch.stochastic.estimator": {"sklearn"}}
+OPTIONAL = {
+    "manopt_torch.nn.kernels": {"numba"},
+    "manopt_torch.stochastic.estimator": {"sklearn"}, "manopt_torch.stochastic.regressor": {"sklearn"},
+}  # fmt: skip
 
 BUDGETS = [  # (pattern, statements without docstrings and imports); the first match counts
     ("manopt_torch/*/__init__.py", None),
