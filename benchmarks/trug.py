@@ -2,10 +2,10 @@
 
     pip install -c constraints.txt -e ".[bench]" && python benchmarks/trug.py
 
-**Units.** Forward and backward of ``nn.TruG`` (σ² = 0.2), in ms of processor time per million units, on one
-thread. The textbook formula is
-z + σ (φ(a) − φ(b))/(Φ(b) − Φ(a)) in float64 with torch's autograd, one-sided z + σ φ(a)/Φ(−a), its ends learned where
-those of the layer are. Contestants take turns, so that a change of the machine's speed meets all of them; medians.
+**Units.** Forward and backward of ``nn.TruG`` (σ² = 0.2), in ms of processor time per million units, on one thread. The
+textbook formula is z + σ (φ(a) − φ(b))/(Φ(b) − Φ(a)) in float64 with torch's autograd, one-sided z + σ φ(a)/Φ(−a), its
+ends learned where those of the layer are. Contestants take turns, so that a change of the machine's speed meets all of
+them; medians.
 Errors are the largest of a sample that has the extreme inputs, against 60 digits: of the mean relative to the greater
 of itself and a tenth of the standard deviation, of its derivative with respect to z relative to itself. ``failed``
 counts the sampled units where either is not a number or is off by more than the aim, 1e-10 in float64 and 2e-6 in
@@ -234,15 +234,16 @@ def run_epoch(data: Tensor, names: list[str]) -> list[dict[str, Any]]:
                 step(x)
             seconds[name] += time.perf_counter() - start
             processor[name] += time.process_time() - started
-    batches = min(len(data) // BATCH, 20)
-    memory = []
+    return [{"machine": name, "s": seconds[name], "processor s": processor[name]} for name in names]
+
+
+def memory(names: list[str], batches: int) -> list[float]:
+    """:func:`peak_memory` of each machine, in processes of their own."""
+    found = []
     for name in names:
         with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as pool:
-            memory.append(pool.submit(peak_memory, name, batches, torch.get_num_threads()).result())
-    return [
-        {"machine": name, "s": seconds[name], "processor s": processor[name], "MB": megabytes}
-        for name, megabytes in zip(names, memory, strict=True)
-    ]
+            found.append(pool.submit(peak_memory, name, batches, torch.get_num_threads()).result())
+    return found
 
 
 def main(argv: list[str] | None = None) -> None:
@@ -252,6 +253,7 @@ def main(argv: list[str] | None = None) -> None:
     parser.add_argument("--only", choices=("units", "epoch"))
     parser.add_argument("--repeats", type=int, default=9, help="turns (%(default)s)")
     parser.add_argument("--threads", type=int, default=2, help="for the epoch (%(default)s)")
+    parser.add_argument("--images", type=int, default=60_000, help="of the epoch (%(default)s)")
     parser.add_argument("--quick", action="store_true", help="few units and images")
     args = parser.parse_args(argv)
     units: list[dict[str, Any]] = []
@@ -269,8 +271,10 @@ def main(argv: list[str] | None = None) -> None:
         print(report[-1], flush=True)
     if args.only != "units":
         torch.set_num_threads(args.threads)
-        data = images(args.data, 2000 if args.quick else 60_000)
+        data = images(args.data, 2000 if args.quick else args.images)
         epoch = run_epoch(data, list(MACHINES))
+        for row, megabytes in zip(epoch, memory(list(MACHINES), 20), strict=True):
+            row["MB"] = megabytes
         table = markdown(list(epoch[0]), [list(row.values()) for row in epoch])
         kind = "random images" if args.data is None else "MNIST"
         report.append(f"CD-1 over {len(data):,} {kind}, {args.threads} threads\n\n{table}")

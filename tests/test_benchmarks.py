@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import importlib
 import math
+import struct
 from pathlib import Path
 from types import ModuleType
 
 import pytest
+import scipy.stats
 import torch
 
 from manopt_torch.manifolds import Stiefel, Unitary
@@ -182,3 +184,42 @@ def test_solver_problems_have_the_optima_they_claim(load, name: str) -> None:
         {"problem": name, "solver": "pymanopt X", "calls": 2 * calls, "seconds": seconds / 2},
     ]
     assert "both arrive: 0.50" in solvers.summary(rows)
+
+
+@pytest.mark.parametrize("name", ["[0, inf)", "[-1, 1]"])
+def test_trug_units_are_measured_against_the_truth(load, name: str) -> None:
+    trug = load("trug")
+    case = trug.CASES[name]
+    sigma = math.sqrt(trug.SIGMA2)
+    for z in (-2.0, 0.3, 1.7):
+        h = scipy.stats.truncnorm((case.low - z) / sigma, (case.high - z) / sigma, z, sigma)
+        expected = (h.mean(), h.var() / trug.SIGMA2, h.std())
+        assert trug.exact(z, case.low, case.high) == pytest.approx(expected, rel=1e-9)
+    z = torch.linspace(-40, 1, 30, dtype=torch.float64)  # the textbook formula is 0/0 at one end, right at the other
+    units = trug.contestants(case, torch.float64)
+    assert trug.errors(units[trug.OURS], z, case, 30)["failed"] == 0
+    assert 0 < trug.errors(units[trug.TEXTBOOK], z, case, 30)["failed"] < 30
+    assert trug.errors(torch.nn.Softplus(), z, case, 30)["failed"] == 30
+
+
+def test_trug_reports_every_contestant(load) -> None:
+    trug = load("trug")
+    rows = trug.run_units("[-1, 1], learned", torch.float32, "N(0, 1)", rows=4, repeats=1, sample=5)
+    assert [row["contestant"] for row in rows] == [trug.OURS, trug.TEXTBOOK, trug.GELU, trug.SOFTPLUS]
+    assert all(row["ms"] > 0 for row in rows)
+    assert rows[0]["of textbook"] == rows[0]["ms"] / rows[1]["ms"]
+    assert rows[0]["failed"] == 0
+    rows = trug.run_epoch(trug.images(None, 200), list(trug.MACHINES))
+    assert [row["machine"] for row in rows] == list(trug.MACHINES)
+    assert all(row["s"] > 0 for row in rows)
+
+
+def test_trug_reads_mnist(load, tmp_path: Path) -> None:
+    trug = load("trug")
+    name = "train-images-idx3-ubyte"
+    pixels = bytes(784) + bytes([255]) * 784 + bytes(784 * 59_998)
+    (tmp_path / name).write_bytes(struct.pack(">4I", 2051, 60_000, 28, 28) + pixels)
+    assert trug.images(tmp_path, 3).sum(1).tolist() == [0, 784, 0]
+    (tmp_path / name).write_bytes(struct.pack(">4I", 2051, 1, 2, 2) + bytes(4))
+    with pytest.raises(ValueError, match=r"\(1, 2, 2\)"):
+        trug.images(tmp_path, 3)
