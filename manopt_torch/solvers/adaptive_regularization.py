@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import math
 
 import numpy as np
@@ -10,7 +11,9 @@ import torch
 
 from manopt_torch.manifolds.product import Points
 from manopt_torch.solvers.curvature import (
+    NOT_FINITE,
     CurvedState,
+    NotFiniteError,
     SecondOrder,
     epsilon,
     lanczos,
@@ -68,12 +71,14 @@ class AdaptiveRegularization(SecondOrder):
         sigma, stuck = state.trust or norm / typical_step(M, x) ** 2, False
         more, found = lanczos(M, x, state.product, state.g), list[tuple[Points, float, float]]()
         rounding = ROUNDING * epsilon(x) * state.scale
-        while not stuck:
+        while not stuck and math.isfinite(sigma * norm):
             k = 0
             while True:
                 k += 1
-                if k > len(found) and (new := next(more, None)) is not None:
-                    found.append(new)
+                try:
+                    found += itertools.islice(more, max(0, k - len(found)))
+                except NotFiniteError:
+                    return dataclasses.replace(state, halted=NOT_FINITE)
                 basis, diagonal, beside = zip(*found[:k], strict=True)
                 y = cubic_minimizer(tridiagonal(diagonal, beside), norm, sigma)
                 length = float(np.linalg.norm(y))

@@ -15,6 +15,7 @@ from torch import Tensor
 from manopt_torch.manifolds import Manifold
 from manopt_torch.manifolds.product import Points, Product
 from manopt_torch.parameter import fault_of
+from manopt_torch.precision import widen
 from manopt_torch.solvers.problem import Cost, Problem
 
 #: gradient norms at which a solver has arrived, unless the caller says: what the cost's rounding lets it reach
@@ -80,6 +81,7 @@ class Result:
     message: str
 
 
+@torch.inference_mode(False)
 def minimize(
     cost: Cost,
     manifold: Manifold | Product,
@@ -106,11 +108,12 @@ def minimize(
         manifold: where to look.
         x0: the start, a point; a tuple of points on a ``Product``. Its dtype and device are those of the result.
         solver: the method with its settings, as ``TrustRegion()``.
-        tolerance_grad: norm of the Riemannian gradient at which to stop; None: 1e-6 in double precision, 1e-3 in
-            single.
+        tolerance_grad: norm of the Riemannian gradient at which to stop; None: 1e-6 in double precision, 1e-3 if any
+            tensor of x0 is coarser.
         tolerance_change: |change of the cost| / max(1, |cost|) of an iteration at which to stop; 0: never.
         max_iter, max_seconds: give up after so many iterations, or so much wall time.
-        callback: called after each iteration with the :class:`Result` so far; raising ``StopIteration`` stops.
+        callback: called after each iteration with the :class:`Result` so far, whose ``x`` is the solver's own and not
+            to be written to; raising ``StopIteration`` stops.
         verbose: print cost and gradient norm as the iterations go, at 1, 2, … 9, 10, 20, …
 
     Returns:
@@ -128,7 +131,7 @@ def minimize(
     if not isinstance(solver, Solver):
         raise TypeError(f"solver must be one such as TrustRegion(), got {solver!r}")
     problem = Problem(cost, space)
-    tolerance = GRADIENT.get(torch.promote_types(x[0].dtype, torch.float32).to_real(), 1e-3)
+    tolerance = max(GRADIENT.get(widen(t).dtype.to_real(), 1e-3) for t in x)
     if tolerance_grad is not None:
         tolerance = tolerance_grad
     began = time.perf_counter()
@@ -149,10 +152,13 @@ def minimize(
             print(f"iteration {nit}: cost {state.f:.10g}, gradient norm {state.norm:.3g}")
         success, message = True, ""
         arrived = state.norm <= tolerance
-        left = solver.escape(problem, state) if arrived and nit < max_iter else state
+        slow = tolerance_change > 0 and change <= tolerance_change * max(1.0, abs(state.f))
+        left = solver.escape(problem, state) if arrived or slow else state
         if arrived and left is state:
             message = f"the gradient has norm {state.norm:.3g}, at most tolerance_grad = {tolerance:g}"
-        elif left is state and tolerance_change > 0 and change <= tolerance_change * max(1.0, abs(state.f)):
+            if not problem.differentiable:
+                message += "; autograd sees no dependence of the cost on x"
+        elif slow and left is state:
             message = f"the cost fell by {change:.3g}, relatively at most tolerance_change = {tolerance_change:g}"
         elif state.halted:
             success, message = False, f"{state.halted} (gradient norm {state.norm:.3g})"
@@ -180,6 +186,8 @@ def _start(space: Product, x0: Any) -> Points:
     if not isinstance(x0, (tuple, list)) or not all(isinstance(t, Tensor) for t in x0):
         got = [type(t).__name__ for t in x0] if isinstance(x0, (tuple, list)) else type(x0).__name__
         raise TypeError(f"x0 must be a tensor, or on a Product a tuple of tensors, got {got}")
+    if not all(t.is_floating_point() or t.is_complex() for t in x0):
+        raise TypeError(f"x0 must be floating point or complex, got {', '.join(str(t.dtype) for t in x0)}")
     if len(x0) != len(space.factors):
         raise ValueError(f"x0 has {len(x0)} members, and {space!r} has {len(space.factors)} factors")
     for t, M in zip(x0, space.factors, strict=True):

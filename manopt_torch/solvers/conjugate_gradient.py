@@ -8,7 +8,7 @@ from typing import Literal, get_args
 
 from manopt_torch.manifolds.product import Points, Product
 from manopt_torch.solvers.base import Solver, State
-from manopt_torch.solvers.line_search import STUCK, Curve, HagerZhang, LineSearch, Trial
+from manopt_torch.solvers.line_search import STUCK, Curve, HagerZhang, LineSearch, Trial, check_line_search
 from manopt_torch.solvers.problem import Problem, combine, stack
 
 Rule = Literal["fletcher-reeves", "polak-ribiere", "hestenes-stiefel", "dai-yuan", "liu-storey", "hager-zhang"]
@@ -55,6 +55,7 @@ class ConjugateGradient(Solver):
     line_search: LineSearch = HagerZhang(curvature=0.5)  # noqa: RUF009  # immutable
 
     def __post_init__(self) -> None:
+        check_line_search(self.line_search)
         if self.rule not in get_args(Rule):
             raise ValueError(f"rule must be one of {get_args(Rule)}, got {self.rule!r}")
         if not self.powell > 0:

@@ -25,6 +25,14 @@ ACCEPT = 0.1
 REGULARIZATION = 1e3
 
 
+class NotFiniteError(ArithmeticError):
+    """A Hessian-vector product has NaN or inf in it."""
+
+
+#: what a solver says then
+NOT_FINITE = "the second derivative of the cost is not finite here: try hessian='difference', or a first-order solver"
+
+
 @dataclasses.dataclass(frozen=True)
 class CurvedState(State):
     """``product`` is u ↦ H[u] at x, ``scale`` the largest gradient norm so far, ``trust`` how far the model is trusted:
@@ -86,7 +94,10 @@ class SecondOrder(Solver):
 
     def escape(self, problem: Problem, state: CurvedState) -> CurvedState:
         M, eps, t = problem.manifold, epsilon(state.x), typical_step(problem.manifold, state.x)
-        d, curvature, size = _lowest(M, state, self.probes)
+        try:
+            d, curvature, size = _lowest(M, state, self.probes)
+        except NotFiniteError:
+            return state  # nothing is known of the curvature
         # off critical points curvature of the size of the gradient says nothing
         if not curvature < -(math.sqrt(eps) * size + state.norm):
             return state
@@ -133,6 +144,8 @@ def lanczos(
         q = product(basis[-1])
         size = max(size, M.norm(x, q).item())
         alpha = M.inner(x, basis[-1], q).item()
+        if not math.isfinite(alpha):
+            raise NotFiniteError
         for _ in range(2):  # twice is enough: Kahan
             q = combine((1.0, q), *((-a, old) for a, old in zip(overlaps(M, x, basis, q), basis, strict=True)))
         beta = M.norm(x, q).item()

@@ -6,7 +6,7 @@ import dataclasses
 
 from manopt_torch.manifolds.product import Points
 from manopt_torch.solvers.base import Solver, State
-from manopt_torch.solvers.line_search import STUCK, Armijo, Curve, LineSearch
+from manopt_torch.solvers.line_search import STUCK, Armijo, Curve, LineSearch, check_line_search
 from manopt_torch.solvers.problem import Problem
 
 
@@ -27,11 +27,17 @@ class GradientDescent(Solver):
     Args:
         line_search: any of :mod:`manopt_torch.solvers.line_search`.
 
+    Raises:
+        TypeError: for another line search.
+
     Reference: J. Barzilai, J. Borwein, "Two-point step size gradient methods", 1988, eq. (5); on manifolds B. Iannazzo,
     M. Porcelli, "The Riemannian Barzilai-Borwein method with nonmonotone line search", 2018.
     """
 
     line_search: LineSearch = Armijo()  # noqa: RUF009  # immutable
+
+    def __post_init__(self) -> None:
+        check_line_search(self.line_search)
 
     def init(self, problem: Problem, x: Points) -> DescentState:
         state = super().init(problem, x)

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from manopt_torch.manifolds.product import Points, Product
 from manopt_torch.solvers.base import Solver, State
-from manopt_torch.solvers.line_search import STUCK, Curve, HagerZhang, LineSearch
+from manopt_torch.solvers.line_search import STUCK, Curve, HagerZhang, LineSearch, check_line_search
 from manopt_torch.solvers.problem import Problem
 
 #: a pair is kept if the cosine of the angle between its members is at least this
@@ -55,8 +55,9 @@ class LBFGS(Solver):
     line_search: LineSearch = HagerZhang()  # noqa: RUF009  # immutable
 
     def __post_init__(self) -> None:
-        if not self.history >= 1:
-            raise ValueError(f"history must be at least 1, got {self.history!r}")
+        check_line_search(self.line_search)
+        if not (isinstance(self.history, int) and self.history >= 1):
+            raise ValueError(f"history must be an integer of at least 1, got {self.history!r}")
 
     def init(self, problem: Problem, x: Points) -> LBFGSState:
         return self._anew(super().init(problem, x))

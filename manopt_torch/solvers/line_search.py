@@ -62,7 +62,8 @@ class Curve:
         self.start = self.best = Trial(M, 0.0, state.x, vectors, state.f, lambda: state.g)
         self.rounding = ROUNDING * max(torch.finfo(t.dtype).eps for t in vectors) * abs(state.f)
         parts = zip(M.factors, state.x, vectors, strict=True)
-        bounded = [(F.step_limit, F.norm(x, v[0]).max().item()) for F, x, v in parts if F.step_limit < math.inf]
+        norms = ((F.step_limit, F.norm(x, v[0])) for F, x, v in parts if F.step_limit < math.inf)
+        bounded = [(limit, norm.max().item()) for limit, norm in norms if norm.numel()]
         self.limit = min((limit / max(norm, 1e-300) for limit, norm in bounded), default=math.inf)
 
     @torch.no_grad()
@@ -73,6 +74,12 @@ class Curve:
         trial = Trial(M, t, y, carried, *self.problem.tape(y))
         self.best = trial if -math.inf < trial.f < self.best.f else self.best
         return trial
+
+
+def check_line_search(given: object) -> None:
+    """Raise ``TypeError`` for what is no line search."""
+    if not isinstance(given, LineSearch):
+        raise TypeError(f"line_search must be one such as Armijo() or HagerZhang(), got {given!r}")
 
 
 class LineSearch(abc.ABC):
@@ -131,7 +138,7 @@ def _between(short: Trial, long: Trial) -> float:
     if "slope" in vars(long):
         bend = (long.slope - short.slope) / width
     else:
-        bend = 2 * (long.f - short.f - short.slope * width) / width**2
+        bend = 2 * (long.f - short.f - short.slope * width) / width / width  # not width², which underflows
     part = -short.slope / (bend * width) if bend > 0 else 0.5
     return short.step + width * min(max(part, 0.1), 0.9)
 

@@ -36,14 +36,17 @@ class Problem:
     def __init__(self, cost: Cost, manifold: Product) -> None:
         self.manifold = manifold
         self.nfev = self.njev = self.nhev = 0
+        #: whether autograd has seen a cost that depends on x
+        self.differentiable = False
         self._cost = cost
 
     def evaluate(self, *x: Tensor) -> Tensor:
         """f(x) as a tensor, not counted."""
         f = self._cost(*x)
-        if not isinstance(f, Tensor) or f.numel() != 1 or f.is_complex():
+        if not isinstance(f, Tensor) or f.numel() != 1 or not f.is_floating_point():
             got = f"a tensor of shape {tuple(f.shape)}, {f.dtype}" if isinstance(f, Tensor) else repr(f)
-            raise TypeError(f"the cost must return one real number as a tensor, got {got}")
+            raise TypeError(f"the cost must return one real number as a floating point tensor, got {got}")
+        self.differentiable |= f.requires_grad
         return f.reshape(())
 
     @torch.no_grad()

@@ -8,7 +8,16 @@ import math
 import torch
 
 from manopt_torch.manifolds.product import Points, Product
-from manopt_torch.solvers.curvature import CurvedState, SecondOrder, dimension, epsilon, longest, typical_step
+from manopt_torch.solvers.curvature import (
+    NOT_FINITE,
+    CurvedState,
+    NotFiniteError,
+    SecondOrder,
+    dimension,
+    epsilon,
+    longest,
+    typical_step,
+)
 from manopt_torch.solvers.line_search import ROUNDING, STUCK
 from manopt_torch.solvers.problem import Problem, combine
 
@@ -73,7 +82,10 @@ class TrustRegion(SecondOrder):
         limit = min(self.max_radius, longest(M))
         radius, stuck = min(state.trust, limit), False
         while not stuck:
-            u, hu, edge = self._inner(M, state, radius, products)
+            try:
+                u, hu, edge = self._inner(M, state, radius, products)
+            except NotFiniteError:
+                return dataclasses.replace(state, halted=NOT_FINITE)
             ratio, end, stuck = self.attempt(problem, state, u, hu)
             length = M.norm(state.x, u).item()
             if end is not None:
@@ -95,6 +107,8 @@ class TrustRegion(SecondOrder):
             if j == len(products):
                 products.append(state.product(d))
             bend = M.inner(x, d, products[j]).item()
+            if not math.isfinite(bend):
+                raise NotFiniteError
             steepest = max(steepest, abs(bend) / dd)
             if j and -norm * dd <= bend + rounding * steepest * dd <= 2 * rounding * steepest * dd:
                 break  # zero or what H is uncertain by off critical points: no way down, and the rest of g is of no use

@@ -281,7 +281,7 @@ def test_bad_input(error, message, change):
     [
         (lambda: ConjugateGradient("FR"), r"rule must be one of \('fletcher-reeves', .*got 'FR'"),
         (lambda: ConjugateGradient(powell=0.0), "powell must be positive, got 0.0"),
-        (lambda: LBFGS(history=0), "history must be at least 1, got 0"),
+        (lambda: LBFGS(history=0), "history must be an integer of at least 1, got 0"),
     ],
 )
 def test_bad_settings(build, message):
