@@ -83,11 +83,11 @@ def train(
 
 
 def evaluate(method: str, parts: Parts, args: argparse.Namespace, title: str) -> dict[str, Any]:
-    """Error on the test set, ends' moves, minutes, and the units that were learned."""
+    """Error on the test set, how far learned ends went, the ends, minutes."""
     start, (dx, D) = time.perf_counter(), (parts.train[0].shape[1], parts.train[1].shape[1])
     if method == "ridge":
         error = ridge(parts)
-        return {"error": error, "moved": [], "minutes": (time.perf_counter() - start) / 60}
+        return {"error": error, "moved": [], "ends": [], "minutes": (time.perf_counter() - start) / 60}
     if method == "MLP":
         model = train(
             lambda: nn.Sequential(nn.Linear(dx, args.hidden), nn.ReLU(), nn.Linear(args.hidden, D)),
@@ -103,10 +103,11 @@ def evaluate(method: str, parts: Parts, args: argparse.Namespace, title: str) ->
         )  # fmt: skip
     with torch.no_grad():
         error = rmse(model(parts.test[0]), parts.test, parts.scale)
-    units = model.units if isinstance(model, TruGTGGM) else None
-    way = moved(units) if units is not None and units.learn else []
-    minutes = (time.perf_counter() - start) / 60
-    return {"error": error, "moved": way, "minutes": minutes, "units": units}
+    way, ends = [], []
+    if isinstance(model, TruGTGGM):
+        way = moved(model.units) if model.units.learn else []
+        ends = [end.expand(args.hidden).tolist() for end in model.units.truncation_points()]
+    return {"error": error, "moved": way, "ends": ends, "minutes": (time.perf_counter() - start) / 60}
 
 
 def main(argv: list[str] | None = None) -> list[Result]:
@@ -138,11 +139,10 @@ def main(argv: list[str] | None = None) -> list[Result]:
         parser.error(f"{out}: --resume goes on with a run of the same settings; a new one needs a folder of its own")
     out.mkdir(parents=True, exist_ok=True)
     done: list[dict[str, Any]] = json.loads(file.read_text())["splits"] if args.resume else []
-    count, methods, units = args.splits or SPLITS.get(table.name, 20), [m for m in METHODS if m in args.method], {}
+    count, methods = args.splits or SPLITS.get(table.name, 20), [m for m in METHODS if m in args.method]
     for index in tqdm(range(len(done), count), desc=table.name, disable=None):
         parts = split(table, args.seed, index)
         found = {method: evaluate(method, parts, args, f"split {index}, {method}") for method in methods}
-        units = {m: u for m in methods if (u := found[m].pop("units", None)) is not None}
         done.append(found)
         file.with_suffix(".new").write_text(json.dumps({"settings": settings, "splits": done}))
         file.with_suffix(".new").replace(file)
@@ -161,7 +161,8 @@ def main(argv: list[str] | None = None) -> list[Result]:
     lines += ["", *(paired(m, errors[m], errors["fixed"]) for m in ("shared", "unit") if {m, "fixed"} <= {*methods})]
     print("\n".join(lines))
     (out / "results.md").write_text("\n".join([*lines, ""]))
-    draw(results, units, f"{table.name}, {len(done)} splits", out / "errors.png")
+    ends = {m: done[-1][m]["ends"] for m in methods if done[-1][m]["ends"]}
+    draw(results, ends, args.sigma2, f"{table.name}, {len(done)} splits", out / "errors.png")
     print(f"table and picture in {out}")
     return results
 

@@ -132,7 +132,7 @@ def moved(units: TruG) -> list[float]:
     return [(now - then).detach().abs().nan_to_num(0.0).mean().item() for now, then in pairs]
 
 
-def draw(results: list[Result], units: dict[str, TruG], title: str, file: Path) -> None:
+def draw(results: list[Result], ends: dict[str, list[list[float]]], sigma2: float, title: str, file: Path) -> None:
     """Errors on all splits, and E[h | z] of the units of the last one."""
     figure = Figure(figsize=(10, 3.5), layout="constrained")
     left, right = figure.subplots(1, 2)
@@ -141,12 +141,14 @@ def draw(results: list[Result], units: dict[str, TruG], title: str, file: Path) 
     left.set_xticks(range(len(results)), [r.name for r in results], rotation=20, fontsize=8)
     left.set_ylabel("RMSE")
     left.set_title(title)
-    for color, (name, unit) in enumerate(units.items()):
-        z = torch.linspace(-4, 4, 200)[:, None].expand(-1, unit.num_units or 1)
-        lines = right.plot(z[:, 0], unit(z).detach(), color=f"C{color}", alpha=0.4)
-        lines[0].set_label(name)
+    for color, result in enumerate(results):
+        if result.name in ends:
+            low, high = map(torch.tensor, ends[result.name])
+            z = torch.linspace(-4, 4, 200)[:, None].expand(-1, len(low))
+            unit = TruG(len(low), sigma2, lower=low, upper=high, learn=None)
+            right.plot(z[:, 0], unit(z), color=f"C{color}", alpha=0.4)[0].set_label(result.name)
     right.set_xlabel("z")
     right.set_title("E[h | z] of the units, last split")
-    if units:
+    if ends:
         right.legend(fontsize=7)
     figure.savefig(file, dpi=120)

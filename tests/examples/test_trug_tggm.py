@@ -63,7 +63,10 @@ def test_resumed_run_is_the_uninterrupted_one(example, monkeypatch):
     assert len(set(whole[1].errors)) == 3
     monkeypatch.setattr(example, "evaluate", None)  # nothing is left to do
     assert example.main([*arguments, "b", "--splits", "3", "--resume"])[1].errors == whole[1].errors
-    assert len(json.loads(Path("b/splits.json").read_text())["splits"]) == 3
+    kept = json.loads(Path("b/splits.json").read_text())["splits"]
+    assert len(kept) == 3
+    assert kept[0]["fixed"]["ends"][1] == [1.0] * 3
+    assert kept[0]["unit"]["ends"][1] != [1.0] * 3
     for refused in ([*arguments, "b"], [*arguments, "c", "--resume"], [*arguments, "b", "--resume", "--hidden", "4"]):
         with pytest.raises(SystemExit):
             example.main(refused)
@@ -135,4 +138,4 @@ def test_training_keeps_the_best_on_validation(example, regression):
     )
     found = example.evaluate("MLP", parts, arguments, "test")
     assert found["error"] < 0.3 * parts.scale.item()
-    assert found["moved"] == []
+    assert found["moved"] == found["ends"] == []
