@@ -33,6 +33,7 @@ from torch.func import jvp, vmap
 
 from manopt_torch.manifolds import Manifold
 from manopt_torch.manifolds.product import Product
+from manopt_torch.parameter import fault_of
 from manopt_torch.solvers import Problem, Result, Solver, minimize
 
 DTYPES = (torch.float32, torch.float64, torch.complex64, torch.complex128)
@@ -175,10 +176,10 @@ class _Setting:
         largest = max(1.0, float(finite.max()) if finite.numel() else 0.0)
         self.small(what, difference, self.tolerance * scale * largest)
 
-    def order(self, what: str, error: Callable[[float], Tensor], least: float) -> Slope:
-        """Require ``error(t)`` to fall at least like t^least."""
+    def order(self, what: str, error: Callable[[float], Tensor], least: float, scale: float = 1.0) -> Slope:
+        """Require ``error(t)``, a difference of numbers of size ``scale``, to fall at least like t^least."""
         errors = torch.stack([error(float(t)).detach().abs().max().double() for t in STEPS])
-        slope = Slope(what, tuple(STEPS.tolist()), tuple(errors.tolist()), least)
+        slope = Slope(what, tuple(STEPS.tolist()), tuple(errors.tolist()), least, scale)
         self.require(
             slope.order >= least - SLOPE_SLACK,
             f"{what}: measured order {slope.order:.3g}, at least {least:g} required",
@@ -308,6 +309,8 @@ class Slope(NamedTuple):
     steps: tuple[float, ...]
     errors: tuple[float, ...]
     required: float
+    #: the size of the numbers whose difference the errors are
+    scale: float = 1.0
 
     @property
     def order(self) -> float:
@@ -316,7 +319,7 @@ class Slope(NamedTuple):
         steps, errors = torch.tensor([self.steps, self.errors], dtype=torch.float64)
         if not bool(errors.isfinite().all()):
             return -math.inf
-        clear = errors > 1e-11
+        clear = errors > 1e-11 * self.scale
         if int(clear.sum()) < 4:
             return math.inf
         last = int(clear.nonzero()[-1]) + 1  # the shortest clear step
@@ -413,7 +416,7 @@ def check_gradient(
     Raises:
         LawViolation: with the order that was measured.
     """
-    setting = _at(manifold, x, "check_gradient")
+    setting = _at(manifold, x, "check_gradient", f)
     u = setting.step(x, 1.0)
     slope = _directional(manifold, f, x, u, gradient)
     value = f(x)
@@ -421,7 +424,7 @@ def check_gradient(
     def error(t: float) -> Tensor:
         return f(manifold.retract(x, t * u)) - value - t * slope
 
-    return setting.order("|f(R(tu)) − f(x) − t⟨grad f, u⟩_x|", error, 2)
+    return setting.order("|f(R(tu)) − f(x) − t⟨grad f, u⟩_x|", error, 2, _size(value, slope))
 
 
 def check_hessian(manifold: Manifold, f: Callable[[Tensor], Tensor], x: Tensor) -> Slope:
@@ -429,7 +432,7 @@ def check_hessian(manifold: Manifold, f: Callable[[Tensor], Tensor], x: Tensor) 
 
     Arguments as in :func:`check_gradient`. Where ``retract`` is of second order, H is the Riemannian Hessian.
     """
-    setting = _at(manifold, x, "check_hessian")
+    setting = _at(manifold, x, "check_hessian", f)
     u, v = setting.step(x, 1.0), setting.step(x, 1.0)
 
     def second(a: Tensor, b: Tensor) -> Tensor:
@@ -444,13 +447,26 @@ def check_hessian(manifold: Manifold, f: Callable[[Tensor], Tensor], x: Tensor) 
     def error(t: float) -> Tensor:
         return f(manifold.retract(x, t * u)) - value - t * slope - t * t / 2 * curvature
 
-    return setting.order("|f(R(tu)) − f(x) − t Df[u] − t²/2 H[u,u]|", error, 3)
+    return setting.order("|f(R(tu)) − f(x) − t Df[u] − t²/2 H[u,u]|", error, 3, _size(value, slope, curvature))
 
 
-def _at(manifold: Manifold, x: Tensor, law: str) -> _Setting:
+def _size(*numbers: Tensor) -> float:
+    """The largest of all."""
+    return max(float(t.detach().abs().max()) for t in numbers)
+
+
+def _at(manifold: Manifold, x: Tensor, law: str, f: Callable[[Tensor], Tensor]) -> _Setting:
+    if not isinstance(manifold, Manifold) or not isinstance(x, Tensor):
+        raise TypeError(f"{law} takes a manifold and a tensor of its points, got {manifold!r} and {type(x).__name__}")
     if x.dtype not in (torch.float64, torch.complex128):
         raise ValueError(f"{law} measures orders of convergence and needs double precision, got {x.dtype}")
+    manifold.check_shape(tuple(x.shape))
     split = x.ndim - manifold.event_dim
+    if fault := fault_of(x.detach(), manifold):
+        raise ValueError(f"{law}: x is not on the manifold: {fault}")
+    if not x.numel() or (value := f(x)).shape != x.shape[:split] or not value.is_floating_point():
+        got = f"a tensor of shape {tuple(value.shape)}, {value.dtype}" if x.numel() else "no points"
+        raise ValueError(f"{law}: f maps points {tuple(x.shape)} to real numbers {tuple(x.shape[:split])}, got {got}")
     setting = _Setting(law, manifold, tuple(x.shape[split:]), tuple(x.shape[:split]), x.dtype)
     setting.generator.manual_seed(2017)  # x may have been drawn from the seed of a setting: no direction parallel to it
     return setting

@@ -40,8 +40,9 @@ class ManifoldAverage(nn.Module):
         decay: None for equal weights; else in [0, 1].
 
     Raises:
-        ValueError: for another decay, and in an update for parameters that are not those of ``model``, or that are on
-            several devices.
+        ValueError: for another decay, and in an update for parameters that are not those of ``model``, that are on
+            several devices, or that have changed since the last update, as those of a second ``AveragedModel`` have.
+        TypeError: in an update, for one parameter in place of all, which is how ``avg_fn`` is called.
         NotImplementedError: in an update, for a manifold that has no ``nearest``, or no ``exp`` and ``log``.
 
     Reference: K.-T. Sturm, "Probability measures on metric spaces of nonpositive curvature", 2003.
@@ -57,6 +58,7 @@ class ManifoldAverage(nn.Module):
         for i, p in enumerate(model.parameters()):
             if on[id(p)].constant_norm:
                 self.register_buffer(f"mean_{i}", widen(stack([p.detach()])).clone())
+                self.register_buffer(f"sum_{i}", p.detach().sum())  # by which the averaged parameter is recognised
 
     def _ambient(self) -> Any:
         return get_swa_multi_avg_fn() if self.decay is None else get_ema_multi_avg_fn(self.decay)
@@ -64,6 +66,10 @@ class ManifoldAverage(nn.Module):
     @torch.no_grad()
     def forward(self, averaged: Sequence[Any], current: Sequence[Any], num_averaged: Tensor | int) -> None:
         """The protocol of ``multi_avg_fn``: tensors of one dtype in the order of the model, parameters first."""
+        if isinstance(averaged, Tensor):
+            raise TypeError(
+                "a ManifoldAverage averages a model at once: AveragedModel(model, multi_avg_fn=…), not avg_fn"
+            )
         dtype = averaged[0].dtype
         mine = [i for i, (_, own, _) in enumerate(self.known) if own == dtype]
         if dtype not in self.dtypes or [x.shape for x in averaged[: len(mine)]] != [self.known[i][0] for i in mine]:
@@ -74,7 +80,10 @@ class ManifoldAverage(nn.Module):
             )
         manifolds = [self.known[i][2] for i in mine] + [Euclidean()] * (len(averaged) - len(mine))
         flat = [j for j, M in enumerate(manifolds) if isinstance(M, Euclidean)]
-        if flat:
+        if self.decay is None and not (dtype.is_floating_point or dtype.is_complex):
+            for j in flat:  # counters, of which torch's SWA of several tensors makes an error
+                averaged[j].copy_(current[j])
+        elif flat:
             self._ambient()([averaged[j] for j in flat], [current[j] for j in flat], num_averaged)
         n = torch.as_tensor(num_averaged, dtype=torch.float64, device=averaged[0].device)
         t = 1 / (n + 1) if self.decay is None else 1 - self.decay
@@ -83,10 +92,15 @@ class ManifoldAverage(nn.Module):
                 continue
             point, new = widen(stack([x])), widen(stack([w]))
             if M.constant_norm:
+                if not torch.equal(torch.where(n == 1, x.sum(), getattr(self, f"sum_{i}")), x.sum()):
+                    raise ValueError(
+                        "the averaged model is not as this ManifoldAverage left it: build one for each AveragedModel"
+                    )
                 kept = getattr(self, f"mean_{i}").to(point)
                 mean = torch.where(n == 1, point, kept)  # torch has copied the first model into x, and did not call
                 mean = mean + t * (new - mean)
                 setattr(self, f"mean_{i}", mean)
                 write([x], M.nearest(mean))
+                setattr(self, f"sum_{i}", x.sum())
             else:
                 write([x], M.exp(point, t * M.log(point, new)))

@@ -86,15 +86,17 @@ class RiemannianOptimizer(torch.optim.Optimizer, abc.ABC):
             for bucket in plans.setdefault(i, Buckets()).of(group, self.state):
                 M = bucket.manifold
                 x, g, s = bucket.gather(self.sparse_gradients)
-                if group.get("error_if_nonfinite"):
-                    refuse_nonfinite(self, bucket.params, g)
                 g = -g if group.get("maximize") else g
                 r = self.gradient(M, x, g + decay * x if decay and not decoupled else g)
+                if group.get("error_if_nonfinite"):
+                    refuse_nonfinite(self, bucket.params, r)  # of a NaN in g there is one in r
                 u = self.direction(M, x, r, s, group)
                 if decay and decoupled:
                     u = u - group["lr"] * decay * M.project(x, x)
                 tangent = [name for name in self.tangent_state if name in s]
                 y, *carried = self.move(M, x, u, *(s[name] for name in tangent))
+                if group.get("error_if_nonfinite"):
+                    refuse_nonfinite(self, bucket.params, y)
                 computed.append((bucket, y, {**s, **dict(zip(tangent, carried, strict=True))}))
         for bucket, y, s in computed:
             bucket.scatter(y, s)

@@ -56,6 +56,8 @@ def _with_manifold(group: Group, tolerance: float | None) -> list[Group]:
             raise ValueError(f"{describe(tensor)} was declared on {own!r}, but its group says {manifold!r}")
         if tensor.is_conj():
             raise ValueError(f"{describe(tensor)} is a view, lazily conjugated: make it of x.resolve_conj()")
+        if any(stride == 0 and size > 1 for stride, size in zip(tensor.stride(), tensor.shape, strict=True)):
+            raise ValueError(f"{describe(tensor)} is expanded, its entries share memory: make it of x.clone()")
         manifold.check_shape(tuple(tensor.shape))
         # of a DTensor a collective call, which not every rank may make; flat space has nothing to be off
         seen = type(tensor.detach()) is Tensor and not isinstance(manifold, Euclidean)
@@ -96,7 +98,8 @@ def refuse_late_declarations(optimizer: torch.optim.Optimizer) -> None:
 
 
 def refuse_nonfinite(optimizer: torch.optim.Optimizer, params: Sequence[Any], g: Tensor) -> None:
-    """Raise ``RuntimeError``, naming the first of P parameters whose gradient ``g[i]`` holds NaN or inf: (P, ...)."""
+    """Raise ``RuntimeError``, naming the first of P parameters with NaN or inf in ``g[i]``, what came of its gradient:
+    (P, ...)."""
     finite = torch.isfinite(g).reshape(len(params), math.prod(g.shape[1:])).all(1)
     if not finite.all():
         p = params[int(finite.int().argmin())]
@@ -105,8 +108,8 @@ def refuse_nonfinite(optimizer: torch.optim.Optimizer, params: Sequence[Any], g:
                 if own is p:
                     name = repr(group["param_names"][j]) if "param_names" in group else f"parameter {j} of group {i}"
                     raise RuntimeError(
-                        f"the gradient of {name}, {describe(p)}, holds NaN or inf: nothing was stepped. Skip this "
-                        "batch, or set error_if_nonfinite=False to step all the same"
+                        f"the gradient of {name}, {describe(p)}, holds NaN or inf, or is too large for {g.dtype}: "
+                        "nothing was stepped. Skip this batch, or set error_if_nonfinite=False to step all the same"
                     )
 
 

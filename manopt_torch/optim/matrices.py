@@ -43,7 +43,8 @@ def as_matrices(M: Manifold, *tensors: Tensor) -> tuple[tuple[Tensor, ...], Call
 
 def inverse_root(a: Tensor, eps: float = 0.0) -> Tensor:
     """(a + eps² I)^-½ of Hermitian, positive semidefinite (…, p, p), and 0 where a is zero to rounding."""
-    w, v = torch.linalg.eigh(a)
+    finite = a.isfinite().all(-1, keepdim=True).all(-2, keepdim=True)
+    w, v = torch.linalg.eigh(torch.where(finite, a, 0))  # LAPACK refuses NaN and inf; the root of inf is 0
     tiny = torch.finfo(w.dtype).tiny
     floor = NULL * a.shape[-1] * torch.finfo(w.dtype).eps * w[..., -1:]
     root = torch.where(w > floor, (w.clamp(min=tiny) + eps**2).rsqrt(), 0)

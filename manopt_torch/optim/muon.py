@@ -75,8 +75,12 @@ class RiemannianMuon(RiemannianOptimizer):
         (y, b), back = as_matrices(M, x, r.lerp(m, mu) if group["nesterov"] else m)
         if isinstance(base, Stiefel) and base.metric == "canonical":
             b = b - y @ (y.mH @ b) / 2  # the same differential by the Frobenius metric
-        norm = torch.linalg.matrix_norm(b, keepdim=True)
-        b = b / torch.where(norm > 0, norm, 1)
+        for norm in (
+            lambda t: t.abs().amax((-2, -1), keepdim=True),
+            lambda t: torch.linalg.matrix_norm(t, keepdim=True),
+        ):
+            size = norm(b)  # first by the largest entry, whose square neither overflows nor underflows
+            b = b / torch.where(size > 0, size, 1)
         skew = linalg.skew(y.mH @ b)
         eye = torch.eye(y.shape[-1], dtype=y.dtype, device=y.device)
         a = b + y @ s.get("dual", torch.zeros_like(skew))

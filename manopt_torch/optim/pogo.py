@@ -26,7 +26,9 @@ class POGO(RiemannianOptimizer):
 
     One such step leaves ‖XᴴX − I‖ ≈ ¾ ‖lr · skew(b Xᴴ)X‖⁴, which the next one squares: steps must be short, and are not
     bounded here. ``riemannian(opt, frame="ambient")`` on ``Stiefel(metric="canonical", retraction="newton_schulz")``
-    does the same with any base optimizer, at half the lr, and iterates until it is orthogonal.
+    does the same with any base optimizer, at half the lr, and iterates until it is orthogonal. The last step's residual
+    stays in the parameter: another POGO takes one of up to 0.1, other optimizers ask for
+    ``p.copy_(manifold.nearest(p))`` under ``torch.no_grad()`` first.
 
     Args:
         params: see :class:`RiemannianOptimizer`.
@@ -44,7 +46,7 @@ class POGO(RiemannianOptimizer):
     """
 
     number_state: ClassVar[tuple[str, ...]] = ("step", "exp_avg_sq")
-    array_state: ClassVar[dict[str, str]] = {"momentum_buffer": "np", "exp_avg": "np"}
+    array_state: ClassVar[dict[str, str]] = {"momentum_buffer": "np", "ambient_exp_avg": "np"}
     exempt: ClassVar[dict[str, str]] = {
         "O1": "one Newton-Schulz step leaves a residual of the fourth order of the step",
         "O11": "as O1; it does not drift either, but depends on the length of the last step",
@@ -85,17 +87,17 @@ class POGO(RiemannianOptimizer):
     def _adam(self, g: Tensor, s: State, group: Group) -> Tensor:
         """m̂/(√v̂ + ε), with v a number per matrix."""
         square = torch.linalg.matrix_norm(g).square()
-        if "exp_avg" not in s:
+        if "ambient_exp_avg" not in s:
             s["step"] = torch.zeros(len(g), dtype=square.dtype, device=g.device)
-            s["exp_avg"], s["exp_avg_sq"] = torch.zeros_like(g), torch.zeros_like(square)
+            s["ambient_exp_avg"], s["exp_avg_sq"] = torch.zeros_like(g), torch.zeros_like(square)
         beta1, beta2 = group["betas"]
         s["step"] = s["step"] + 1
-        s["exp_avg"] = s["exp_avg"].lerp(g, 1 - beta1)
-        s["exp_avg_sq"] = s["exp_avg_sq"].lerp(square, 1 - beta2)
+        s["ambient_exp_avg"] = s["ambient_exp_avg"].lerp(g, 1 - beta1)
+        s["exp_avg_sq"] = s["exp_avg_sq"] * beta2 + square * (1 - beta2)  # not lerp, which makes NaN of inf
         step = s["step"].reshape(-1, *[1] * (square.ndim - 1))
         unbias1, unbias2 = (-torch.expm1(step * math.log(beta)) if beta else 1.0 for beta in (beta1, beta2))
         length = unbias1 * ((s["exp_avg_sq"] / unbias2).sqrt() + group["eps"])
-        return s["exp_avg"] / length[..., None, None]
+        return s["ambient_exp_avg"] / length[..., None, None]
 
     def move(self, M: Manifold, x: Tensor, u: Tensor, *vs: Tensor) -> tuple[Tensor, ...]:
         (y, v), back = as_matrices(M, x, u)

@@ -116,6 +116,9 @@ class _Riemannian(torch.optim.Optimizer):
             for (_, params, _), g in zip(stacks, grads, strict=True):
                 refuse_nonfinite(self, params, stack(g))
         shown = [M.rgrad(x, widen(stack(g))) for (M, _, x), g in zip(stacks, grads, strict=True) if tangent]
+        if self._options.get("error_if_nonfinite"):
+            for (_, params, _), r in zip(stacks, shown, strict=tangent):
+                refuse_nonfinite(self, params, r.to(params[0].dtype))  # which is what the base optimizer sees
         before = {p: copy.deepcopy(s) for p, s in self.state.items()} if self._options["snapshot"] else None
         try:
             for (_, params, _), r in zip(stacks, shown, strict=tangent):

@@ -123,3 +123,30 @@ def test_functions_check_what_they_say():
         check_hessian(M, lambda y: (y - x).abs().square().sum((-2, -1)) ** 1.25, x)
     with pytest.raises(ValueError, match="double precision"):
         check_gradient(M, f, x.to(torch.complex64))
+
+
+def test_checks_see_costs_of_any_size():
+    M, a = Stiefel(), torch.diag(torch.arange(6, dtype=torch.float64))
+    x = M.random(6, 2, dtype=torch.float64)
+
+    def f(y):
+        return (y.mH @ a @ y).diagonal(dim1=-2, dim2=-1).sum(-1)
+
+    for scale in (1e-11, 1.0, 1e11):
+        check_gradient(M, lambda y, s=scale: s * f(y), x)
+        with pytest.raises(LawViolation, match="measured order 1"):
+            check_gradient(M, lambda y, s=scale: s * f(y), x, lambda y, s=scale: -s * y)
+    check_hessian(M, lambda y: 1e5 + f(y), x)
+
+
+def test_checks_refuse_what_they_cannot_measure():
+    M = Stiefel()
+    x = M.random(4, 5, 2, dtype=torch.float64)
+    with pytest.raises(ValueError, match="x is not on the manifold"):
+        check_gradient(M, lambda y: y.sum((-1, -2)), 2 * x)
+    with pytest.raises(ValueError, match=r"to real numbers \(4,\), got a tensor of shape \(\)"):
+        check_gradient(M, lambda y: y.sum(), x)
+    with pytest.raises(ValueError, match="got no points"):
+        check_hessian(M, lambda y: y.sum((-1, -2)), x[:0])
+    with pytest.raises(TypeError, match="a tensor of its points"):
+        check_gradient(M, lambda y: y.sum(), (x,))

@@ -245,6 +245,37 @@ def test_lightning_averages_weights_and_resumes(tmp_path):
     assert max_residual(model) < 1e-6
     assert max_residual(resumed) < 1e-6
     saved = torch.load(tmp_path / "last.ckpt", weights_only=True)
-    assert saved["averaging_state"].keys() == {"n_averaged", "multi_avg_fn.mean_0"}
+    assert saved["averaging_state"].keys() == {"n_averaged", "multi_avg_fn.mean_0", "multi_avg_fn.sum_0"}
     torch.testing.assert_close(polar(saved["averaging_state"]["multi_avg_fn.mean_0"][0], Stiefel()), model.layer.weight)
     assert again.callbacks[0]._average_model.n_averaged > saved["averaging_state"]["n_averaged"]
+
+
+def test_one_average_is_of_one_model():
+    model = nn.Module()
+    model.w = ManifoldParameter(torch.tensor([1.0, 0.0]), Sphere())
+    other = copy.deepcopy(model)
+    other.w.data.copy_(torch.tensor([0.0, 1.0]))
+    average = ManifoldAverage(model, decay=0.9)
+    first, second = (AveragedModel(m, multi_avg_fn=average) for m in (model, other))
+    for averaged, own in ((first, model), (second, other), (first, model)):
+        averaged.update_parameters(own)  # torch copies the first model; the second is averaged
+    second.update_parameters(other)
+    with pytest.raises(ValueError, match="build one for each AveragedModel"):
+        first.update_parameters(model)
+
+
+def test_counters_are_copied():
+    model = nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2))
+    averaged = AveragedModel(model, multi_avg_fn=ManifoldAverage(model), use_buffers=True)
+    for _ in range(3):
+        model(torch.randn(4, 2))
+        averaged.update_parameters(model)
+    assert averaged.module[1].num_batches_tracked == 3
+
+
+def test_avg_fn_is_refused():
+    model = nn.Linear(2, 2)
+    averaged = AveragedModel(model, avg_fn=ManifoldAverage(model))
+    averaged.update_parameters(model)
+    with pytest.raises(TypeError, match="multi_avg_fn"):
+        averaged.update_parameters(model)

@@ -11,7 +11,15 @@ from torch import nn
 
 import manopt_torch.optim
 from manopt_torch import SPD, Euclidean, ManifoldParameter, Sphere, Stiefel, Unitary, param_groups
-from manopt_torch.optim import RiemannianAdam, RiemannianOptimizer, RiemannianSGD, riemannian
+from manopt_torch.optim import (
+    POGO,
+    RiemannianAdam,
+    RiemannianMatrixAdam,
+    RiemannianMuon,
+    RiemannianOptimizer,
+    RiemannianSGD,
+    riemannian,
+)
 
 CLASSES = [
     c
@@ -141,3 +149,68 @@ def test_wrapped(frame):
     backward(net)
     (free(torch.tensor([1, 3])) * math.inf).sum().backward()
     assert_raises_and_changes_nothing(net, optimizer, r"parameter 0 of group 2, a Parameter of shape \(5, 2\)")
+
+
+@pytest.mark.parametrize(
+    "kind", ["RiemannianSGD", "RiemannianAdam", "RiemannianASA", "RiemannianMuon", "Landing", "POGO"]
+)
+def test_a_gradient_whose_products_overflow(kind):
+    p = ManifoldParameter(Stiefel().random(4, 2), Stiefel())
+    optimizer = getattr(manopt_torch.optim, kind)([p], lr=0.1, error_if_nonfinite=True)
+    p.grad = torch.full((4, 2), 3e38)
+    p.grad[0, 0] = -3e38
+    before = p.detach().clone()
+    try:
+        optimizer.step()
+    except RuntimeError as error:
+        assert "too large for torch.float32" in str(error)  # noqa: PT017  # a finite step is as good
+        assert torch.equal(p, before)
+        assert not optimizer.state.get(p)
+    assert p.isfinite().all()
+
+
+def test_riemannian_gradient_in_half_precision():
+    p = nn.Parameter((SPD().random(3, 3) * 30).half())
+    group = {"params": [p], "manifold": SPD()}
+    optimizer = riemannian(torch.optim.SGD([group], lr=1e-6), error_if_nonfinite=True)
+    p.grad = torch.full((3, 3), 100.0).half()
+    with pytest.raises(RuntimeError, match=r"too large for torch\.float16"):
+        optimizer.step()
+    assert p.isfinite().all()
+
+
+def test_one_large_gradient_is_forgotten():
+    p = ManifoldParameter(Stiefel().random(5, 3), Stiefel())
+    optimizer = POGO([p], lr=1e-3, betas=(0.9, 0.999), error_if_nonfinite=True)
+    for scale in (1.0, 1e20, 1.0):
+        p.grad = scale * torch.randn(5, 3)
+        optimizer.step()
+    assert p.isfinite().all()
+
+
+def test_steps_of_muon_do_not_depend_on_the_size_of_gradients():
+    for shape in ((5, 3), (4, 4)):
+        direction, lengths = torch.randn(shape), []
+        x = Stiefel().random(*shape)
+        for scale in (1e-25, 1.0, 1e20):
+            p = ManifoldParameter(x.clone(), Stiefel())
+            optimizer = RiemannianMuon([p], lr=1e-2)
+            p.grad = scale * direction
+            optimizer.step()
+            lengths.append((p - x).norm().item())
+        assert lengths == pytest.approx([lengths[1]] * 3, rel=1e-3)
+
+
+def test_matrix_adam_takes_a_large_gradient():
+    p = ManifoldParameter(Stiefel().random(5, 3), Stiefel())
+    optimizer = RiemannianMatrixAdam([p], lr=1e-2, error_if_nonfinite=True)
+    for scale in (1.0, 1e20, 1.0):
+        p.grad = scale * torch.randn(5, 3)
+        optimizer.step()
+    assert p.isfinite().all()
+
+
+def test_expanded_parameters_are_refused():
+    p = nn.Parameter(torch.tensor([0.6, 0.8]).expand(3, 2))
+    with pytest.raises(ValueError, match="is expanded"):
+        RiemannianSGD([{"params": [p], "manifold": Sphere()}], lr=0.1)
