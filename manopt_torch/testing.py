@@ -71,7 +71,7 @@ class NotApplicable(Exception):
 class Law(NamedTuple):
     """``check(setting)`` returns if the law holds there. A ``fine`` law runs in double precision on single points."""
 
-    check: Callable[[Any], None]
+    check: Callable[[Any], object]
     fine: bool
 
 
@@ -80,7 +80,7 @@ MANIFOLD_LAWS: dict[str, Law] = {}
 OPTIMIZER_LAWS: dict[str, Law] = {}
 SOLVER_LAWS: dict[str, Law] = {}
 
-Check = TypeVar("Check", bound=Callable[[Any], None])
+Check = TypeVar("Check", bound=Callable[[Any], object])
 
 
 def _law(registry: dict[str, Law], name: str, fine: bool = False) -> Callable[[Check], Check]:

@@ -58,7 +58,7 @@ class ManifoldAverage(nn.Module):
         for i, p in enumerate(model.parameters()):
             if on[id(p)].constant_norm:
                 self.register_buffer(f"mean_{i}", widen(stack([p.detach()])).clone())
-                self.register_buffer(f"sum_{i}", p.detach().sum())  # by which the averaged parameter is recognised
+                self.register_buffer(f"sum_{i}", _mark(p.detach()))  # by which the averaged parameter is recognised
 
     def _ambient(self) -> Any:
         return get_swa_multi_avg_fn() if self.decay is None else get_ema_multi_avg_fn(self.decay)
@@ -92,7 +92,7 @@ class ManifoldAverage(nn.Module):
                 continue
             point, new = widen(stack([x])), widen(stack([w]))
             if M.constant_norm:
-                if not torch.equal(torch.where(n == 1, x.sum(), getattr(self, f"sum_{i}")), x.sum()):
+                if not torch.equal(torch.where(n == 1, _mark(x), getattr(self, f"sum_{i}")), _mark(x)):
                     raise ValueError(
                         "the averaged model is not as this ManifoldAverage left it: build one for each AveragedModel"
                     )
@@ -101,6 +101,11 @@ class ManifoldAverage(nn.Module):
                 mean = mean + t * (new - mean)
                 setattr(self, f"mean_{i}", mean)
                 write([x], M.nearest(mean))
-                setattr(self, f"sum_{i}", x.sum())
+                setattr(self, f"sum_{i}", _mark(x))
             else:
                 write([x], M.exp(point, t * M.log(point, new)))
+
+
+def _mark(x: Tensor) -> Tensor:
+    """Σ k xₖ, a number that no other parameter has but by chance."""
+    return (widen(x).flatten() * torch.arange(1, x.numel() + 1, device=x.device)).sum()

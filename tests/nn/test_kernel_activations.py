@@ -14,6 +14,7 @@ import torch
 from torch import nn
 
 from manopt_torch.nn import KernelActivation, KernelRNN
+from manopt_torch.nn.kernel_activation import count_below
 
 REFERENCE = json.loads((pathlib.Path(__file__).parents[1] / "reference" / "kbdnn.json").read_text())
 DOUBLE = torch.float64
@@ -132,6 +133,23 @@ def test_no_tensor_has_room_for_all_centers():
     with torch.autograd.graph.saved_tensors_hooks(lambda t: sizes.append(t.numel()) or t, lambda t: t):
         layer(a).sum().backward()
     assert max(sizes) <= 2 * 1001
+
+
+@pytest.mark.parametrize("centers", [1, 2, 3, 7, 8, 100])
+def test_place_among_the_centers(centers):
+    torch.manual_seed(0)
+    c = torch.randn(3, centers).sort(-1).values
+    a = torch.cat([torch.randn(3, 50), c, torch.tensor([-math.inf, math.inf]).expand(3, 2)], 1)
+    assert torch.equal(count_below(c, a), torch.searchsorted(c, a))
+
+
+@pytest.mark.parametrize("kernel", ["abs", "gauss"])
+def test_prepared(kernel):
+    layer = KernelActivation(3, 7, kernel)
+    a = torch.randn(5, 3)
+    ready = layer.prepared()
+    assert torch.equal(ready(a), layer(a))
+    assert torch.equal(ready(2 * a), layer(2 * a))
 
 
 def test_normalization_and_what_is_outside():
