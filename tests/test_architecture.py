@@ -53,6 +53,7 @@ BUDGETS = [  # (pattern, statements without docstrings and imports); the first m
     ("manopt_torch/optim/base.py", 90),
     ("manopt_torch/optim/groups.py", 60),
     ("manopt_torch/optim/wrap.py", 90),
+    ("manopt_torch/optim/average.py", 50),
     ("manopt_torch/optim/*.py", 40),
     ("manopt_torch/solvers/*.py", 90),
     ("manopt_torch/storage.py", 120),

@@ -63,8 +63,7 @@ class Curve:
         self.rounding = ROUNDING * max(torch.finfo(t.dtype).eps for t in vectors) * abs(state.f)
         parts = zip(M.factors, state.x, vectors, strict=True)
         norms = ((F.step_limit, F.norm(x, v[0])) for F, x, v in parts if F.step_limit < math.inf)
-        bounded = [(limit, norm.max().item()) for limit, norm in norms if norm.numel()]
-        self.limit = min((limit / max(norm, 1e-300) for limit, norm in bounded), default=math.inf)
+        self.limit = min((t / max(n.max().item(), 1e-300) for t, n in norms if n.numel()), default=math.inf)
 
     @torch.no_grad()
     def at(self, t: float) -> Trial:
