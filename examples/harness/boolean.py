@@ -83,6 +83,7 @@ def train(cell: Cell) -> dict[str, Any]:
         p = reader(x)
         optimizer.zero_grad()
         (p - y).square().mean().backward()
+        nn.utils.clip_grad_norm_(reader.parameters(), args.clip)
         optimizer.step()
         right.append(((p > 0.5) == y.bool()).float().mean().item())
         if len(right) % CHECKPOINT == 0:

@@ -214,6 +214,8 @@ class KernelRNN(nn.Module):
     """h_t = f(BN(W [x_t, h_{t−1}] + b)), h_0 = 0, with a :class:`KernelActivation` f (KBRN, eq. 10.5).
 
     f is zero at first: gradients reach χ through what reads h, and the rest through χ.
+    Normalized by the statistics of each step's own batch in training. All steps share one pair of running ones, which
+    describe the first steps badly: with long sequences leave a network in training mode, or ``normalize=False``.
 
     Shape: x ``(T, batch, input_size)``, or with ``batch_first`` ``(batch, T, input_size)``; the states in the same
     layout, and the last one ``(batch, hidden_size)``.

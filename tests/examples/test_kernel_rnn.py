@@ -36,7 +36,7 @@ def test_labels(boolean, function):
 
 
 def cell(boolean, file, model="kbrn", **changes):
-    given = {"hidden": 4, "centers": 10, "lr": 0.01, "batch": 30, "iterations": 12, **changes}
+    given = {"hidden": 4, "centers": 10, "lr": 0.01, "batch": 30, "iterations": 12, "clip": 1.0, **changes}
     return boolean.Cell(Namespace(**given), Path(file), "or", 2, model, 0)
 
 
@@ -50,6 +50,16 @@ def test_resumed_run_has_the_trajectory_of_an_uninterrupted_one(boolean, model):
     assert len(whole["right"]) == 12
     for name, value in whole["reader"].items():
         assert torch.equal(value, halves["reader"][name]), name
+
+
+def test_gradients_are_clipped(boolean):
+    """A norm of nothing: Adam's steps are far below its rate, 10⁻¹² / 10⁻⁸ of it."""
+    for clip, moved in ((math.inf, True), (1e-12, False)):
+        boolean.train(cell(boolean, f"{clip}.pt", iterations=1, clip=clip))
+        torch.manual_seed(0)
+        start = boolean.Reader("kbrn", 4, 10)
+        step = torch.load(f"{clip}.pt", weights_only=True)["reader"]["read.bias"] - start.read.bias
+        assert (step.abs() > 0.009).item() == moved
 
 
 def test_success_is_ten_batches_in_a_row(boolean):
