@@ -80,7 +80,8 @@ def flow(cells: list[Cell], file: Path) -> None:
         axes.plot(steps, paths[:, 0], color="C0", alpha=0.35, linewidth=0.8)
         axes.plot(steps, paths.flatten(1).median(1).values, "k", label="median")
         what = "∏ |f′(a)| of the KBRN" if model == "kbrn" else "∏ forget gate, cell path of the LSTM"
-        axes.set(title=f"{function}, {what}", xlabel="step", ylabel="log₁₀")
+        axes.set(title=f"{function}, {what}", xlabel="step", ylabel="log₁₀ of the product")
+        axes.xaxis.get_major_locator().set_params(integer=True)
         axes.legend()
         axes.grid(alpha=0.3)
     figure.savefig(file, dpi=120)
