@@ -1,7 +1,7 @@
 """torch.optim for parameters that live on manifolds."""
 
 from manopt_torch._version import __version__
-from manopt_torch.manifolds import SPD, Euclidean, Manifold, Sphere, Stiefel, Unitary, View, view_for
+from manopt_torch.manifolds import SPD, Blocks, Euclidean, Manifold, Sphere, Stiefel, Unitary, View, view_for
 from manopt_torch.parameter import (
     ManifoldParameter,
     assert_on_manifold,
@@ -10,10 +10,12 @@ from manopt_torch.parameter import (
     named_manifolds,
     param_groups,
     release,
+    report,
 )
 
 __all__ = [
     "SPD",
+    "Blocks",
     "Euclidean",
     "Manifold",
     "ManifoldParameter",
@@ -28,5 +30,6 @@ __all__ = [
     "named_manifolds",
     "param_groups",
     "release",
+    "report",
     "view_for",
 ]

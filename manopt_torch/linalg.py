@@ -50,7 +50,8 @@ def gemm(a: Tensor, b: Tensor, c: Tensor, alpha: float = 1, beta: float = 1) -> 
 
 def _gemm_(a: Tensor, b: Tensor, c: Tensor, alpha: float = 1) -> Tensor:
     """``C ← α A B + C`` for a ``C`` of the full shape that only the caller holds; saves a buffer of its size."""
-    if a.dim() == b.dim() == c.dim() == 3 and a.shape[0] == b.shape[0] == c.shape[0]:
+    mapped = torch._C._are_functorch_transforms_active()  # vmap has no rule for baddbmm_
+    if not mapped and a.dim() == b.dim() == c.dim() == 3 and a.shape[0] == b.shape[0] == c.shape[0]:
         return c.baddbmm_(a, b, alpha=alpha)
     return c.add_(a @ b, alpha=alpha)
 

@@ -18,10 +18,11 @@ entries of an orthogonal X grows like √n. NaN and inf are off. A tensor that a
 
 from __future__ import annotations
 
+import difflib
 import fnmatch
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any, Literal, NamedTuple, TypeVar, get_args, overload
+from typing import Any, Literal, NamedTuple, TypeVar, cast, get_args, overload
 from weakref import WeakKeyDictionary, WeakSet
 
 import torch
@@ -31,11 +32,13 @@ from torch.nn.modules.module import (
     register_module_module_registration_hook,
     register_module_parameter_registration_hook,
 )
+from torch.nn.utils.parametrize import is_parametrized, remove_parametrizations
 
 from manopt_torch import manifolds
 from manopt_torch.manifolds.base import Manifold
+from manopt_torch.manifolds.blocks import Blocks
 from manopt_torch.manifolds.euclidean import Euclidean
-from manopt_torch.manifolds.view import view_for
+from manopt_torch.manifolds.view import View, view_for
 
 __all__ = [
     "ManifoldParameter",
@@ -45,6 +48,7 @@ __all__ = [
     "named_manifolds",
     "param_groups",
     "release",
+    "report",
 ]
 
 #: Residual / size^¼ up to which a value is on its manifold. Half precision: twice the machine epsilon, as these
@@ -126,6 +130,13 @@ def _random(manifold: Manifold, like: Tensor, generator: torch.Generator | None 
     dtype = torch.promote_types(like.dtype, torch.float32)
     point = manifold.random(*like.shape, dtype=dtype, device=like.device, generator=generator)
     return point.to(like.dtype).contiguous()
+
+
+def _redrawn(parameter: Tensor, manifold: Manifold) -> Tensor:
+    """A random value for a parameter; rows that :class:`Blocks` leaves free keep the value they have."""
+    value = _dense(parameter)
+    point = _random(manifold, value)
+    return manifold.with_free_rows_of(point, value) if isinstance(manifold, Blocks) else point
 
 
 def _kind(argument: object) -> str:
@@ -232,7 +243,7 @@ def _rebuild_manifold_parameter(data: Tensor, requires_grad: bool, state: dict[s
 
 
 # ------------------------------------------------------------------ slots
-def _slots(owner: nn.Module) -> dict[str, _Slot]:
+def slots(owner: nn.Module) -> dict[str, _Slot]:
     return vars(owner).get("_slots", {})
 
 
@@ -253,7 +264,7 @@ def _constrained(module: nn.Module) -> Iterator[tuple[str, nn.Parameter, _Slot]]
     _require_module(module)
     seen: dict[int, tuple[str, Manifold]] = {}
     for path, owner in module.named_modules():
-        for leaf, slot in _slots(owner).items():
+        for leaf, slot in slots(owner).items():
             name, parameter = _join(path, leaf), owner._parameters.get(leaf)
             if parameter is None:
                 raise ValueError(
@@ -282,8 +293,8 @@ slots_written = 0
 
 def declared() -> dict[int, Manifold]:
     """id -> manifold of every parameter with a slot, whatever its module; not in copied and unpickled modules."""
-    slots = ((owner._parameters.get(leaf), slot) for owner in list(_owners) for leaf, slot in _slots(owner).items())
-    return {id(parameter): slot.manifold for parameter, slot in slots if parameter is not None}
+    found = ((owner._parameters.get(leaf), slot) for owner in list(_owners) for leaf, slot in slots(owner).items())
+    return {id(parameter): slot.manifold for parameter, slot in found if parameter is not None}
 
 
 def _write_slot(owner: nn.Module, leaf: str, slot: _Slot) -> None:
@@ -291,17 +302,22 @@ def _write_slot(owner: nn.Module, leaf: str, slot: _Slot) -> None:
     vars(owner).setdefault("_slots", {})[leaf] = slot
     _owners.add(owner)
     slots_written += 1
-    if hasattr(type(owner), "reset_parameters"):
-        vars(owner)["reset_parameters"] = _WrappedHook(_reset_parameters, owner)
+    if reset := _reset_name(owner):
+        vars(owner)[reset] = _WrappedHook(_reset_parameters, owner)
+
+
+def _reset_name(owner: nn.Module) -> str | None:
+    """``reset_parameters``, with an underscore in torch's attention and transformers; None where there is none."""
+    return next((n for n in ("reset_parameters", "_reset_parameters") if hasattr(type(owner), n)), None)
 
 
 def _reset_parameters(module: nn.Module, *args: Any, **kwargs: Any) -> None:
     """What the class does; then a fresh random point for every slot that this left off its manifold."""
-    type(module).reset_parameters(module, *args, **kwargs)  # type: ignore[attr-defined]
-    for leaf, slot in _slots(module).items():
+    getattr(type(module), str(_reset_name(module)))(module, *args, **kwargs)
+    for leaf, slot in slots(module).items():
         parameter = module.get_parameter(leaf)
         if fault_of(parameter, slot.manifold):
-            _assign(parameter, _random(slot.manifold, _dense(parameter)))
+            _assign(parameter, _redrawn(parameter, slot.manifold))
 
 
 def _assign(parameter: nn.Parameter, value: Tensor) -> None:
@@ -323,7 +339,7 @@ def _guard_loading(module: nn.Module) -> None:
 
 def _guard_below(module: nn.Module) -> bool:
     below = [_guard_below(child) for child in module.children()]
-    guarded = bool(_slots(module)) or any(below)
+    guarded = bool(slots(module)) or any(below)
     if guarded:
         _guard(module)
     return guarded
@@ -352,10 +368,10 @@ def _is_ours(bound: Any, function: Callable[..., None]) -> bool:
 
 def _check_before_load(module: nn.Module, state_dict: dict[str, Any], prefix: str, *_: Any) -> None:
     """Refuse or project what is about to be loaded into slots of ``module`` and below; torch's pre-hook signature."""
-    slots = {id(parameter): slot for _, parameter, slot in _constrained(module)}
+    on = {id(parameter): slot for _, parameter, slot in _constrained(module)}
     faults, replaced = [], {}
     for name, parameter in module.named_parameters(remove_duplicate=False):
-        key, slot = prefix + name, slots.get(id(parameter))
+        key, slot = prefix + name, on.get(id(parameter))
         value = state_dict.get(key)
         if slot is None or not isinstance(value, Tensor) or value.shape != parameter.shape:
             continue  # torch itself reports a wrong shape or type
@@ -395,7 +411,7 @@ def _nearest(x: Tensor, manifold: Manifold) -> Tensor | None:
 # ------------------------------------------------------------------ torch's registration hooks, the only global state
 def _on_parameter(module: nn.Module, name: str, parameter: nn.Parameter) -> None:
     if isinstance(parameter, ManifoldParameter):
-        slot = _slots(module).get(name)
+        slot = slots(module).get(name)
         if slot is None or slot.manifold != parameter.manifold:
             _write_slot(module, name, _Slot(parameter.manifold, "error"))
             _guard_loading(module)
@@ -404,7 +420,7 @@ def _on_parameter(module: nn.Module, name: str, parameter: nn.Parameter) -> None
 def _on_module(module: nn.Module, name: str, child: nn.Module | None) -> None:
     if child is not None:
         _parents.setdefault(child, WeakSet()).add(module)
-        if any(_slots(m) for m in child.modules()):
+        if any(slots(m) for m in child.modules()):
             _guard(module)
             _guard_above(module)
 
@@ -453,7 +469,10 @@ def constrain(
 
     A tensor that several modules share is declared in each of them, as far as they are parts of ``module``.
     A wide matrix, and the kernel of a convolution module, are constrained through their view (:func:`view_for`);
-    elsewhere dimensions in front of a matrix are a batch of matrices.
+    elsewhere dimensions in front of a matrix are a batch of matrices. Where torch stacks several matrices in one weight
+    each is a point of its own (:class:`Blocks`): the groups of a convolution, the gates of a recurrent module, the
+    heads of attention, of whose ``in_proj_weight`` the queries and keys are constrained and the values are free.
+    A ``View`` or ``Blocks`` is taken as it is given.
 
     Args:
         init: ``"nearest"`` moves the value to the nearest point, and keeps one on the manifold bit for bit;
@@ -497,7 +516,10 @@ def constrain(
 def _matches(glob: str, names: Iterable[str]) -> list[str]:
     found = [n for n in names if fnmatch.fnmatchcase(n, glob)]
     if not found:
-        raise ValueError(f"{glob!r} matches none of the parameters: {', '.join(names) or 'there are none'}")
+        names = list(names)
+        near = difflib.get_close_matches(glob, names, n=8, cutoff=0) if len(names) > 8 else names
+        rest = f", ... ({len(names)} of them)" if len(names) > len(near) else ""
+        raise ValueError(f"{glob!r} matches none of the parameters: {', '.join(near) or 'there are none'}{rest}")
     return found
 
 
@@ -528,11 +550,7 @@ def _declare(
                 f"{name}: {owner} keeps its row padding_idx at zero and rescales rows to max_norm, which leaves "
                 f"{manifold!r}: build it without these, and mask what is padded"
             )
-        batch_dims = 0 if isinstance(owner, nn.modules.conv._ConvNd) else max(parameter.dim() - 2, 0)
-        try:
-            seen = view_for(manifold, tuple(parameter.shape), batch_dims=batch_dims)
-        except ValueError as error:
-            raise ValueError(f"{name}: {error}") from error
+        seen = view_in(owner, leaf, parameter, manifold, name)
         other, declared = taken.setdefault(id(parameter), (name, seen))
         if declared != seen:
             raise ValueError(
@@ -551,12 +569,35 @@ def _declare(
     return [(name, manifold) for name, (_, manifold, _) in zip(wanted, plan, strict=True)]
 
 
+def view_in(owner: nn.Module, leaf: str, value: Tensor, manifold: Manifold, name: str) -> Manifold:
+    """The view of ``manifold`` for the weight ``leaf`` of a module. Raises ``ValueError`` if nothing fits."""
+    batch_dims = 0 if isinstance(owner, nn.modules.conv._ConvNd) else max(value.dim() - 2, 0)
+    blocks, of = (1, 1) if isinstance(manifold, (Blocks, View)) else _stacked(owner, leaf, value)
+    try:
+        return view_for(manifold, tuple(value.shape), batch_dims=batch_dims, blocks=blocks, of=of)
+    except ValueError as error:
+        raise ValueError(f"{name}: {error}") from error
+
+
+def _stacked(owner: nn.Module, leaf: str, value: Tensor) -> tuple[int, int]:
+    """(blocks, of): torch's module stacks ``of`` matrices in this weight, the first ``blocks`` of which are meant."""
+    if isinstance(owner, nn.modules.conv._ConvNd):
+        return owner.groups, owner.groups
+    if isinstance(owner, (nn.RNNBase, nn.RNNCellBase)) and leaf.startswith(("weight_ih", "weight_hh")):
+        gates = value.shape[0] // owner.hidden_size
+        return gates, gates
+    if isinstance(owner, nn.MultiheadAttention) and leaf in ("in_proj_weight", "q_proj_weight", "k_proj_weight"):
+        h = owner.num_heads
+        return (2 * h, 3 * h) if leaf == "in_proj_weight" else (h, h)
+    return 1, 1
+
+
 def _initial(name: str, parameter: nn.Parameter, manifold: Manifold, init: Init) -> Tensor | None:
     """The value that a newly constrained parameter gets; None to keep the one it has."""
     if parameter.is_meta:
         return None
     if init == "random":
-        return _random(manifold, _dense(parameter))
+        return _redrawn(parameter, manifold)
     fault = fault_of(parameter, manifold)
     value = _nearest(parameter, manifold) if fault and init == "nearest" else None
     if fault and value is None:
@@ -569,20 +610,36 @@ def _initial(name: str, parameter: nn.Parameter, manifold: Manifold, init: Init)
 def release(module: AnyModule) -> AnyModule:
     """Undo every declaration in ``module`` and below; values, gradients and the tensors themselves stay as they are.
 
-    What is returned, ``module`` itself, is an ordinary torch module, with no trace of this package in its pickles.
+    What is returned, ``module`` itself, is an ordinary torch module, with no trace of this package in its pickles:
+    layers of :mod:`manopt_torch.nn` that torch has too become torch's, and weights under
+    :func:`manopt_torch.parametrize` become parameters with the value that they have now (and the gradient of the raw
+    ones is dropped).
     """
     _require_module(module)
-    for owner in module.modules():
+    for owner in list(module.modules()):
+        for leaf, _ in charts(owner):
+            owner.parametrizations[leaf].original.grad = None  # type: ignore[index, union-attr]
+            remove_parametrizations(owner, leaf)
         for leaf in vars(owner).pop("_slots", {}):
             parameter = owner._parameters.get(leaf)
             if isinstance(parameter, ManifoldParameter):
                 parameter.__class__ = nn.Parameter  # type: ignore[assignment]  # in place: ties and optimizers hold on to it
                 del parameter.manifold
-        if _is_ours(vars(owner).get("reset_parameters"), _reset_parameters):
-            del vars(owner)["reset_parameters"]
+        for reset in ("reset_parameters", "_reset_parameters"):
+            if _is_ours(vars(owner).get(reset), _reset_parameters):
+                del vars(owner)[reset]
         for key in _guards(owner):
             del owner._load_state_dict_pre_hooks[key]
+        owner.__class__ = vars(type(owner)).get("torch_class", type(owner))
     return module
+
+
+def charts(owner: nn.Module) -> list[tuple[str, nn.Module]]:
+    """(name of the weight, parametrization) of every parametrization of this package that ``owner`` itself has."""
+    found = vars(owner).get("_modules", {}).get("parametrizations") if is_parametrized(owner) else None
+    return [
+        (k, p) for k, chain in (found or {}).items() for p in chain if type(p).__module__.startswith("manopt_torch.")
+    ]
 
 
 def named_manifolds(module: nn.Module) -> Iterator[tuple[str, Manifold]]:
@@ -632,6 +689,23 @@ def max_residual(model: nn.Module) -> float:
     """
     residuals = [_residual(parameter, slot.manifold) for _, parameter, slot in _constrained(model)]
     return math.nan if any(map(math.isnan, residuals)) else max(residuals, default=0.0)
+
+
+def report(model: nn.Module) -> str:
+    """A table of what is on a manifold in ``model``, by :func:`constrain` or :func:`manopt_torch.parametrize`: a line
+    each with name, shape, manifold and residual, and the number of parameters that are free."""
+    rows = [(name, parameter, slot.manifold) for name, parameter, slot in _constrained(model)]
+    for path, owner in model.named_modules():
+        rows += [(_join(path, leaf), getattr(owner, leaf), cast(Any, chart).manifold) for leaf, chart in charts(owner)]
+    cells = [
+        (name, "×".join(map(str, value.shape)), repr(on), "meta" if value.is_meta else f"{_residual(value, on):.1e}")
+        for name, value, on in rows
+    ]
+    lines = [("parameter", "shape", "manifold", "residual"), *cells]
+    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+    table = ("  ".join(c.ljust(w) for c, w in zip(line, widths, strict=True)).rstrip() for line in lines)
+    free = sum(1 for _ in model.parameters()) - len(rows)
+    return "\n".join([*table, f"{len(rows)} on manifolds, {free} free"])
 
 
 def assert_on_manifold(model: nn.Module, tol: float | None = None) -> None:

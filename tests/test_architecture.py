@@ -30,7 +30,7 @@ LEVELS = {
 # before it, the rest of the folder may import all of it, and nothing else. The kernels (level 0) count as a folder.
 SHARED = {
     "kernels": ["precision", "linalg", "spectral"],
-    "manifolds": ["base"],
+    "manifolds": ["base", "euclidean", "blocks"],
     "optim": ["groups", "checkpoints", "matrices", "base", "refusals"],
     "nn": [
         "factors", "init", "activations", "trug", "kernel_activation", "complex", "kernels", "recurrence", "recurrent",

@@ -408,7 +408,7 @@ class TestConstrain:
             (nn.Linear(5, 3), lambda w: w),
             (nn.Conv1d(4, 3, 5), lambda w: w.flatten(1)),
             (nn.Conv2d(3, 2, 3), lambda w: w.flatten(1)),
-            (nn.Conv2d(4, 8, 3, groups=2), lambda w: w.flatten(1)),
+            (nn.Conv2d(4, 8, 3, groups=2), lambda w: w.unflatten(0, (2, 4)).flatten(2)),
             (nn.ConvTranspose2d(3, 2, 3), lambda w: w.flatten(1)),
         ],
         ids=["linear", "conv1d", "conv2d", "groups", "transposed"],
@@ -417,8 +417,9 @@ class TestConstrain:
         """Case 64."""
         layer = constrain(copy.deepcopy(layer).double(), "weight", Stiefel())
         w = matrix(layer.weight.detach())
-        assert w.shape[0] < w.shape[1]
-        torch.testing.assert_close(w @ w.mH, torch.eye(len(w), dtype=w.dtype), rtol=0, atol=1e-12)
+        assert w.shape[-2] < w.shape[-1]
+        eye = torch.eye(w.shape[-2], dtype=w.dtype).expand(*w.shape[:-1], w.shape[-2])  # for each group
+        torch.testing.assert_close(w @ w.mH, eye, rtol=0, atol=1e-12)
 
     def test_elsewhere_leading_dimensions_are_a_batch(self) -> None:
         module = nn.Module()

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from manopt_torch.manifolds.base import Manifold
+from manopt_torch.manifolds.blocks import Blocks
 
 
 def _points(name: str) -> Callable[..., Any]:
@@ -109,13 +110,16 @@ class View(Manifold):
     residual, inner, norm, dist = map(_numbers, ("residual", "inner", "norm", "dist"))
 
 
-def view_for(manifold: Manifold, shape: tuple[int, ...], *, batch_dims: int = 0) -> Manifold:
+def view_for(
+    manifold: Manifold, shape: tuple[int, ...], *, batch_dims: int = 0, blocks: int = 1, of: int = 1
+) -> Manifold:
     """``manifold``, or the :class:`View` of it, that fits tensors of this ``shape``.
 
     ``shape`` is that of one point, behind ``batch_dims`` leading batch dimensions. A manifold of matrices reads more
     than two dimensions as a convolution kernel (out, in/groups, *kernel_size), flattened to
     (out, in/groups·∏kernel_size): a stack of matrices needs ``batch_dims=1``. A matrix that fits only transposed is
-    seen transposed. Manifolds of numbers and of vectors take any shape as it is.
+    seen transposed. Manifolds of numbers and of vectors take any shape as it is. Where the rows of a matrix are ``of``
+    matrices, the first ``blocks`` of which are meant, the view is of :class:`Blocks`.
 
     Raises ``ValueError`` if nothing fits.
     """
@@ -123,6 +127,8 @@ def view_for(manifold: Manifold, shape: tuple[int, ...], *, batch_dims: int = 0)
     flatten = manifold.event_dim == 2 and ndim > 2
     seen = (*shape[: batch_dims + 1], math.prod(shape[batch_dims + 1 :])) if flatten else shape
     candidates = [manifold, View(manifold, "transpose")] if manifold.event_dim == 2 else [manifold]
+    if manifold.event_dim == 2 and of > 1:
+        candidates = [Blocks(candidate, blocks, None if blocks == of else of) for candidate in candidates]
     refusals = []
     for candidate in candidates:
         try:

@@ -4,6 +4,24 @@ from manopt_torch.nn import init
 from manopt_torch.nn.activations import ModReLU, OnModulus
 from manopt_torch.nn.capacity import Capacity, capacity, parametrization
 from manopt_torch.nn.kernel_activation import KernelActivation, KernelRNN
+from manopt_torch.nn.layers import (
+    GRU,
+    LSTM,
+    RNN,
+    Bilinear,
+    Conv1d,
+    Conv2d,
+    Conv3d,
+    ConvTranspose1d,
+    ConvTranspose2d,
+    ConvTranspose3d,
+    Embedding,
+    GRUCell,
+    Linear,
+    LSTMCell,
+    MultiheadAttention,
+    RNNCell,
+)
 from manopt_torch.nn.moments import dead_fraction, gain, he_normal_, moments, no_weight_decay
 from manopt_torch.nn.restricted_unitary_rnn import RestrictedUnitaryRNN, RestrictedUnitaryRNNCell
 from manopt_torch.nn.trug import TruG
@@ -11,13 +29,29 @@ from manopt_torch.nn.unitary_maps import GivensUnitary, HouseholderUnitary, Rest
 from manopt_torch.nn.unitary_rnn import RealReadout, UnitaryRNN, UnitaryRNNCell
 
 __all__ = [
+    "GRU",
+    "LSTM",
+    "RNN",
+    "Bilinear",
     "Capacity",
+    "Conv1d",
+    "Conv2d",
+    "Conv3d",
+    "ConvTranspose1d",
+    "ConvTranspose2d",
+    "ConvTranspose3d",
+    "Embedding",
+    "GRUCell",
     "GivensUnitary",
     "HouseholderUnitary",
     "KernelActivation",
     "KernelRNN",
+    "LSTMCell",
+    "Linear",
     "ModReLU",
+    "MultiheadAttention",
     "OnModulus",
+    "RNNCell",
     "RealReadout",
     "RestrictedUnitary",
     "RestrictedUnitaryRNN",
