@@ -78,7 +78,8 @@ def table(found: Found, args: Namespace) -> str:
     for decay, run in found.prelu.items():
         for step in (20, len(run) - 1):
             w, slope = run[min(step, len(run) - 1)].tolist()
-            rows.append((f"PReLU after {step} steps", f"decay {decay}", f"w {w:.6f}, α {slope:.6f}", "", ""))
+            measured = f"w {w:.6f}, α {slope:.6f}, αw {slope * w:.5f}"
+            rows.append((f"PReLU after {step} steps", f"decay {decay}", measured, "", ""))
     x, f, slope = family.random_slopes(args.samples, args.seed)
     own = (f / x)[x < 0]
     rows.append(("RReLU, slopes in training", f"{len(own)} inputs", f"{own.min():.4f} … {own.max():.4f}", "⅛ … ⅓", ""))
@@ -107,7 +108,7 @@ def draw(found: Found, args: Namespace, file: Path) -> None:
     for decay, values in found.prelu.items():
         learned.plot(values[:81, 1].numpy(), label=f"decay {decay}")
     learned.axhline(family.TRUE[1], color="k", linestyle=":")
-    learned.set(title="PReLU: α, fitted to 0.1", xlabel="step", ylim=(0.05, 0.26))
+    learned.set(title="PReLU: α, fitted to 0.1", xlabel="step", ylim=(0.095, 0.12))
     x, f, slope = family.random_slopes(min(args.samples, 1000), args.seed)
     noisy.plot(x.numpy(), f.numpy(), ".", markersize=3, label="training")
     noisy.plot([-3, 0, 3], [-3 * slope, 0, 3], "k", label="evaluation")
@@ -116,7 +117,7 @@ def draw(found: Found, args: Namespace, file: Path) -> None:
         axes.grid(alpha=0.3)
         axes.legend(fontsize=7)
     family.draw_relief(relief, family.Relief(0.3, args.seed))
-    relief.set_title(f"{family.HIDDEN} units of two inputs: {found.pieces[0.3][0]} linear pieces")
+    relief.set_title(f"{family.HIDDEN} units of two inputs: {found.pieces[0.3][0]} linear pieces of the plane")
     figure.savefig(file, dpi=100)
 
 

@@ -172,7 +172,7 @@ def test_smoke(example, family, capsys):
         assert {row.count("|") for row in text} == {len(columns) + 1}
     rows = {tuple(cell.strip() for cell in row.strip("|").split("|")) for row in other[:-1]}
     assert ("max(x, αx)", "α = 2, x = −3", "-3", "-6", "") in rows
-    assert ("PReLU after 20 steps", "decay none", "w 1.499689, α 0.100037", "", "") in rows
+    assert ("PReLU after 20 steps", "decay none", "w 1.499689, α 0.100037, αw 0.15002", "", "") in rows
     assert any(row[1] == "leaky 0.3, gain of ReLU" and row[3:] == ("8.259", "8.3") for row in rows)
     assert len(neuron) == 2 + len(example.NEURON)
     assert found.powers.shape == (50, 4, len(found.kinds))
