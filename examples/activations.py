@@ -117,7 +117,7 @@ def draw(found: Found, args: Namespace, file: Path) -> None:
         axes.grid(alpha=0.3)
         axes.legend(fontsize=7)
     family.draw_relief(relief, family.Relief(0.3, args.seed))
-    relief.set_title(f"{family.HIDDEN} units of two inputs: {found.pieces[0.3][0]} linear pieces of the plane")
+    relief.set_title(f"{family.HIDDEN} units of two inputs: {found.pieces[0.3][0]} linear pieces")
     figure.savefig(file, dpi=100)
 
 
