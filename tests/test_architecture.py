@@ -22,8 +22,8 @@ PACKAGE = "manopt_torch"
 LEVELS = {
     "_version": 0, "precision": 0, "linalg": 0, "spectral": 0, "orthonormal": 0, "definite": 0, "special": 0,
     "distributions": 1, "manifolds": 1,
-    "parameter": 2, "parametrize": 2, "interop": 2, "storage": 2, "distributed": 2,
-    "optim": 3, "solvers": 3, "nn": 3,
+    "parameter": 2, "means": 2, "interop": 2, "storage": 2, "distributed": 2,
+    "parametrize": 3, "optim": 3, "solvers": 3, "nn": 3,
     "stochastic": 4, "testing": 4,
 }  # fmt: skip
 # Inside a folder `__init__` imports all. What neighbours share stands here, lowest first: each may import what stands

@@ -24,6 +24,7 @@ from manopt_torch.nn.layers import (
 )
 from manopt_torch.nn.moments import dead_fraction, gain, he_normal_, moments, no_weight_decay
 from manopt_torch.nn.restricted_unitary_rnn import RestrictedUnitaryRNN, RestrictedUnitaryRNNCell
+from manopt_torch.nn.spd import BiMap, CovariancePool, LogEig, ReEig, SPDBatchNorm
 from manopt_torch.nn.trug import TruG
 from manopt_torch.nn.unitary_maps import GivensUnitary, HouseholderUnitary, RestrictedUnitary, UnitaryMap
 from manopt_torch.nn.unitary_rnn import RealReadout, UnitaryRNN, UnitaryRNNCell
@@ -32,6 +33,7 @@ __all__ = [
     "GRU",
     "LSTM",
     "RNN",
+    "BiMap",
     "Bilinear",
     "Capacity",
     "Conv1d",
@@ -40,6 +42,7 @@ __all__ = [
     "ConvTranspose1d",
     "ConvTranspose2d",
     "ConvTranspose3d",
+    "CovariancePool",
     "Embedding",
     "GRUCell",
     "GivensUnitary",
@@ -48,14 +51,17 @@ __all__ = [
     "KernelRNN",
     "LSTMCell",
     "Linear",
+    "LogEig",
     "ModReLU",
     "MultiheadAttention",
     "OnModulus",
     "RNNCell",
+    "ReEig",
     "RealReadout",
     "RestrictedUnitary",
     "RestrictedUnitaryRNN",
     "RestrictedUnitaryRNNCell",
+    "SPDBatchNorm",
     "TruG",
     "UnitaryMap",
     "UnitaryRNN",
