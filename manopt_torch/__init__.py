@@ -12,6 +12,7 @@ from manopt_torch.parameter import (
     release,
     report,
 )
+from manopt_torch.parametrize import parametrize, rebase
 
 __all__ = [
     "SPD",
@@ -29,6 +30,8 @@ __all__ = [
     "max_residual",
     "named_manifolds",
     "param_groups",
+    "parametrize",
+    "rebase",
     "release",
     "report",
     "view_for",

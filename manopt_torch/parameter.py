@@ -526,57 +526,84 @@ def _matches(glob: str, names: Iterable[str]) -> list[str]:
 def _declare(
     root: nn.Module, wanted: Mapping[str, Manifold], init: Init, on_load: OnLoad
 ) -> list[tuple[str, Manifold]]:
+    homes = _homes(root)
     taken = {id(parameter): (name, slot.manifold) for name, parameter, slot in _constrained(root)}
-    owners = dict(root.named_modules(remove_duplicate=False))
+    for owner, leaf, parameter in homes:  # those outside of root too
+        if slot := slots(owner).get(leaf):
+            taken.setdefault(id(parameter), (f"{leaf} of {type(owner).__name__}", slot.manifold))
     plan: list[tuple[nn.Parameter, Manifold, Tensor | None]] = []
     for name, manifold in wanted.items():
-        path, _, leaf = name.rpartition(".")
-        owner = owners.get(path)
-        if owner is None:
-            raise ValueError(
-                f"{name}: {type(root).__name__} has no part {path!r}; globs are given in a dictionary, as in "
-                f"constrain(model, {{{name!r}: {manifold!r}}})"
-            )
-        parameter = owner._parameters.get(leaf)
-        if parameter is None:
-            has = ", ".join(n for n, p in owner._parameters.items() if p is not None) or "none"
-            raise ValueError(f"{type(owner).__name__} has no parameter {leaf!r}; its parameters: {has}")
-        if nn.parameter.is_lazy(parameter):
-            raise ValueError(f"{name} has no shape yet: run the model once on a batch, then constrain it")
-        _check_dtype(parameter.dtype, name)
-        embeds = isinstance(owner, (nn.Embedding, nn.EmbeddingBag)) and not isinstance(manifold, Euclidean)
-        if embeds and (owner.padding_idx, owner.max_norm) != (None, None):
-            raise ValueError(
-                f"{name}: {owner} keeps its row padding_idx at zero and rescales rows to max_norm, which leaves "
-                f"{manifold!r}: build it without these, and mask what is padded"
-            )
-        seen = view_in(owner, leaf, parameter, manifold, name)
+        _, _, parameter, seen = place_of(root, name, manifold)
         other, declared = taken.setdefault(id(parameter), (name, seen))
         if declared != seen:
             raise ValueError(
                 f"{name} cannot be declared on {seen!r}: this tensor ({other}) is declared on {declared!r}; "
                 "release() its module first"
             )
-        plan.append((parameter, seen, _initial(name, parameter, seen, init)))
-    homes = [(owner, leaf, p) for owner in root.modules() for leaf, p in owner._parameters.items()]
+        plan.append((parameter, seen, initial(name, parameter, seen, init)))
     for parameter, manifold, value in plan:
         if value is not None:
             _assign(parameter, value)
         for owner, leaf, p in homes:
             if p is parameter:  # under every name, so that each of several tied modules knows
                 _write_slot(owner, leaf, _Slot(manifold, on_load))
+                _guard_loading(owner)
     _guard_loading(root)
     return [(name, manifold) for name, (_, manifold, _) in zip(wanted, plan, strict=True)]
 
 
-def view_in(owner: nn.Module, leaf: str, value: Tensor, manifold: Manifold, name: str) -> Manifold:
-    """The view of ``manifold`` for the weight ``leaf`` of a module. Raises ``ValueError`` if nothing fits."""
-    batch_dims = 0 if isinstance(owner, nn.modules.conv._ConvNd) else max(value.dim() - 2, 0)
-    blocks, of = (1, 1) if isinstance(manifold, (Blocks, View)) else _stacked(owner, leaf, value)
+def names_of(module: nn.Module, parameter: Tensor) -> list[str]:
+    """The name of a parameter in every module that has it, of ``module`` and of the models that it is part of."""
+    return [leaf for _, leaf, p in _homes(module) if p is parameter]
+
+
+def _homes(module: nn.Module) -> list[tuple[nn.Module, str, nn.Parameter]]:
+    """(module, name, parameter) of all that torch has registered in ``module`` and in the models that it is part of."""
+    owners = dict.fromkeys(m for top in _outermost(module) for m in top.modules())
+    return [(m, leaf, p) for m in owners for leaf, p in m._parameters.items() if p is not None]
+
+
+def _outermost(module: nn.Module) -> list[nn.Module]:
+    above = [p for p in list(_parents.get(module, ())) if any(child is module for child in p.children())]
+    return [top for parent in above for top in _outermost(parent)] or [module]
+
+
+class _Place(NamedTuple):
+    owner: nn.Module
+    leaf: str
+    parameter: nn.Parameter
+    manifold: Manifold  # the view that fits
+
+
+def place_of(root: nn.Module, name: str, manifold: Manifold) -> _Place:
+    """The parameter called ``name`` in ``root``, and the view of ``manifold`` for it. Raises as :func:`constrain`."""
+    path, _, leaf = name.rpartition(".")
+    owner = dict(root.named_modules(remove_duplicate=False)).get(path)
+    if owner is None:
+        raise ValueError(
+            f"{name}: {type(root).__name__} has no part {path!r}; globs are given in a dictionary, as in "
+            f"constrain(model, {{{name!r}: {manifold!r}}})"
+        )
+    parameter = owner._parameters.get(leaf)
+    if parameter is None:
+        has = ", ".join(n for n, p in owner._parameters.items() if p is not None) or "none"
+        raise ValueError(f"{type(owner).__name__} has no parameter {leaf!r}; its parameters: {has}")
+    if nn.parameter.is_lazy(parameter):
+        raise ValueError(f"{name} has no shape yet: run the model once on a batch, then constrain it")
+    _check_dtype(parameter.dtype, name)
+    embeds = isinstance(owner, (nn.Embedding, nn.EmbeddingBag)) and not isinstance(manifold, Euclidean)
+    if embeds and (owner.padding_idx, owner.max_norm) != (None, None):
+        raise ValueError(
+            f"{name}: {owner} keeps its row padding_idx at zero and rescales rows to max_norm, which leaves "
+            f"{manifold!r}: build it without these, and mask what is padded"
+        )
+    batch_dims = 0 if isinstance(owner, nn.modules.conv._ConvNd) else max(parameter.dim() - 2, 0)
+    blocks, of = (1, 1) if isinstance(manifold, (Blocks, View)) else _stacked(owner, leaf, parameter)
     try:
-        return view_for(manifold, tuple(value.shape), batch_dims=batch_dims, blocks=blocks, of=of)
+        seen = view_for(manifold, tuple(parameter.shape), batch_dims=batch_dims, blocks=blocks, of=of)
     except ValueError as error:
         raise ValueError(f"{name}: {error}") from error
+    return _Place(owner, leaf, parameter, seen)
 
 
 def _stacked(owner: nn.Module, leaf: str, value: Tensor) -> tuple[int, int]:
@@ -592,7 +619,7 @@ def _stacked(owner: nn.Module, leaf: str, value: Tensor) -> tuple[int, int]:
     return 1, 1
 
 
-def _initial(name: str, parameter: nn.Parameter, manifold: Manifold, init: Init) -> Tensor | None:
+def initial(name: str, parameter: nn.Parameter, manifold: Manifold, init: Init) -> Tensor | None:
     """The value that a newly constrained parameter gets; None to keep the one it has."""
     if parameter.is_meta:
         return None
@@ -635,11 +662,9 @@ def release(module: AnyModule) -> AnyModule:
 
 
 def charts(owner: nn.Module) -> list[tuple[str, nn.Module]]:
-    """(name of the weight, parametrization) of every parametrization of this package that ``owner`` itself has."""
-    found = vars(owner).get("_modules", {}).get("parametrizations") if is_parametrized(owner) else None
-    return [
-        (k, p) for k, chain in (found or {}).items() for p in chain if type(p).__module__.startswith("manopt_torch.")
-    ]
+    """(name of the weight, module) of every parametrization onto a manifold that ``owner`` itself has."""
+    chains = owner.parametrizations.items() if is_parametrized(owner) else ()  # type: ignore[operator, union-attr]
+    return [(name, p) for name, chain in chains for p in chain if isinstance(getattr(p, "manifold", None), Manifold)]
 
 
 def named_manifolds(module: nn.Module) -> Iterator[tuple[str, Manifold]]:

@@ -587,6 +587,19 @@ class TestTies:
             assert max_residual(half) > 1
         assert list(named_manifolds(release(model))) == []
 
+    @pytest.mark.parametrize("first", [0, 1])
+    def test_declared_on_one_module_the_other_knows(self, first: int) -> None:
+        model = nn.Sequential(self.tied(), nn.Linear(2, 2))
+        assert constrain(model[0][first], "weight", Stiefel()) is model[0][first]
+        other = model[0][1 - first]
+        assert list(named_manifolds(other)) == [("weight", Stiefel())]
+        assert [g["manifold"] for g in param_groups(other)] == [Stiefel()]
+        before = bits(other)
+        with pytest.raises(ValueError, match="weight is off"):
+            other.load_state_dict({"weight": 2 * before["weight"]})
+        assert_same_bits(other, before)
+        assert len(list(named_manifolds(model))) == 1
+
     @pytest.mark.parametrize("name", ["0.weight", "1.weight"])
     @pytest.mark.parametrize("bad", ["0.weight", "1.weight"])
     def test_loading_checks_every_name(self, name: str, bad: str) -> None:
@@ -602,7 +615,12 @@ class TestTies:
             constrain(model, "1.weight", Sphere())
         model = self.tied()
         constrain(model[0], "weight", Stiefel())
-        constrain(model[1], "weight", Sphere())  # here nobody can know
+        with pytest.raises(ValueError, match=r"this tensor \(weight\) is declared on Stiefel"):
+            constrain(model[1], "weight", Sphere())
+        model = nn.Sequential(nn.Linear(4, 6), nn.Linear(4, 6))
+        constrain(model[0], "weight", Stiefel())
+        constrain(model[1], "weight", Sphere())
+        model[1].weight = model[0].weight  # tied too late for constrain() to know
         for check in (max_residual, assert_on_manifold, param_groups, lambda m: list(named_manifolds(m))):
             with pytest.raises(ValueError, match=r"0\.weight and 1\.weight are the same tensor"):
                 check(model)
