@@ -249,6 +249,8 @@ class _Setting:
         }
         if type(self.manifold).dist is Manifold.dist:
             del arguments["dist"]  # the norm of log, which is checked
+        if type(self.manifold).weingarten is Manifold.weingarten or getattr(self.manifold, "retraction", "") == "qr":
+            del arguments["weingarten"]  # the derivative of retract, which is checked; it takes long
         return {name: args for name, args in arguments.items() if self.has(name, *args)}
 
     def has(self, name: str, *arguments: Tensor) -> bool:
