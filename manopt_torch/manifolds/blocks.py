@@ -61,16 +61,13 @@ class Blocks(Manifold):
     """
 
     base: Manifold
-    blocks: int = 2
+    blocks: int
     of: int | None = None
 
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.base.event_dim != 2 or not 1 <= self.blocks <= self._of:
             raise ValueError(f"expected a base of matrices and 1 <= blocks <= of, got {self!r}")
-
-    def __repr__(self) -> str:
-        return f"Blocks({self.base!r}, {self.blocks}{'' if self.of is None else f', of={self.of}'})"
 
     event_dim = 2
     constant_norm = property(lambda self: self.base.constant_norm and self.blocks == self._of)
@@ -84,7 +81,7 @@ class Blocks(Manifold):
 
     @property
     def event_shapes(self) -> tuple[tuple[int, ...], ...]:
-        return tuple((self._of * n, p) for n, p in self.base.event_shapes[:3])
+        return tuple((self._of * n, p) for n, p in self.base.event_shapes[1:3])
 
     def _split(self, t: Tensor) -> tuple[Tensor, Tensor]:
         """(*B, of·n, p) -> the blocks on ``base`` (*B, blocks, n, p), the rows below them."""

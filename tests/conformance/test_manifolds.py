@@ -14,7 +14,7 @@ import pytest
 import torch
 
 import manopt_torch.manifolds
-from manopt_torch.manifolds import Manifold, Sphere, Stiefel, View
+from manopt_torch.manifolds import Blocks, Manifold, Sphere, Stiefel, View
 from manopt_torch.testing import (
     BATCH_SHAPES,
     DTYPES,
@@ -63,7 +63,9 @@ CLASSES = [
     for c in map(vars(manopt_torch.manifolds).get, manopt_torch.manifolds.__all__)
     if isinstance(c, type) and issubclass(c, Manifold) and c is not Manifold
 ]
-MANIFOLDS = [m for c in CLASSES for m in instances(c)]
+#: with free rows and without: what the base ranges over is tested by itself
+BLOCKS = [Blocks(Stiefel(), 2), Blocks(Stiefel(), 1, of=2)]
+MANIFOLDS = [*(m for c in CLASSES if c is not Blocks for m in instances(c)), *BLOCKS]
 
 
 def cases():

@@ -83,8 +83,8 @@ def test_constant_norm():
 
 
 def test_repr_shows_the_numbers():
-    assert repr(Blocks(Stiefel(), 2)) == "Blocks(Stiefel(), 2)"
-    assert repr(Blocks(WIDE, 4, of=6)) == f"Blocks({WIDE!r}, 4, of=6)"
+    assert repr(Blocks(Stiefel(), 2)) == "Blocks(base=Stiefel(), blocks=2)"
+    assert repr(Blocks(WIDE, 4, of=6)) == f"Blocks(base={WIDE!r}, blocks=4, of=6)"
 
 
 @pytest.mark.parametrize("arguments", [(Stiefel(), 0), (Stiefel(), 3, 2), (Sphere(), 2), (Euclidean(), 2)])
