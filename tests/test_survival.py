@@ -14,7 +14,9 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.func import functional_call, stack_module_state, vmap
 
+import manopt_torch.nn as layers
 from manopt_torch import (
+    Blocks,
     Euclidean,
     Manifold,
     ManifoldParameter,
@@ -81,6 +83,16 @@ MODULES: dict[str, tuple[Callable[[], nn.Module], dict[str, Manifold], Tensor]] 
     "Linear tall": (lambda: linear(5, 3), {"weight": Stiefel()}, torch.randn(4, 3)),
     "Linear wide": (lambda: linear(3, 5), {"weight": WIDE}, torch.randn(4, 5)),
     "Conv2d": (conv, {"weight": View(WIDE, "flatten", ndim=4)}, torch.randn(4, 2, 5, 5)),
+    "layer with groups": (
+        lambda: layers.Conv1d(4, 6, 3, groups=2, weight_manifold=Stiefel),
+        {"weight": View(Blocks(WIDE, 2), "flatten", ndim=3)},
+        torch.randn(2, 4, 5),
+    ),
+    "layer of matrices and free rows": (
+        lambda: constrain(nn.Linear(3, 6), "weight", Blocks(WIDE, 1, of=3)),
+        {"weight": Blocks(WIDE, 1, of=3)},
+        torch.randn(2, 3),
+    ),
 }
 
 
@@ -326,6 +338,7 @@ def test_fully_shard(case, mesh: DeviceMesh, when: str) -> None:
     if when == "declared after":
         for name in declared:
             base = {"batch.0": Sphere(), "U": Unitary()}.get(name, Stiefel())
+            base = declared[name] if isinstance(declared[name], Blocks) else base
             constrain(model, name, base, init="keep")
     if when == "on meta":
         model.to_empty(device="cpu")
