@@ -22,6 +22,8 @@ from manopt_torch.precision import full_precision, widen
 
 __all__ = ["BiMap", "CovariancePool", "LogEig", "ReEig", "SPDBatchNorm"]
 
+_CONE = SPD()  # made here, since torch.compile does not trace its checks
+
 
 def _check(layer: nn.Module, x: Tensor, n: int | None = None, like: Tensor | None = None) -> None:
     """Raise unless ``x`` is (*B, n, n), of a floating dtype, complex only if the parameter ``like`` is."""
@@ -191,7 +193,7 @@ class SPDBatchNorm(nn.Module):
             raise ValueError(f"momentum must be in [0, 1], or None for the mean of all batches, got {momentum}")
         self.n, self.momentum, self.iterations = n, momentum, iterations
         eye = torch.eye(n, dtype=dtype, device=device)
-        self.bias = ManifoldParameter(eye, SPD())
+        self.bias = ManifoldParameter(eye, _CONE)
         self.register_buffer("running_mean", eye.clone())
         self.register_buffer("num_batches_tracked", torch.zeros((), dtype=torch.long, device=device))
 
@@ -214,11 +216,11 @@ class SPDBatchNorm(nn.Module):
     def _batch_mean(self, x: Tensor) -> Tensor:
         if len(x) == 0:
             raise ValueError("SPDBatchNorm in training needs at least one matrix, got an empty batch")
-        mean = frechet_mean(SPD(), x, max_iter=self.iterations)
+        mean = frechet_mean(_CONE, x, max_iter=self.iterations)
         with torch.no_grad():
             self.num_batches_tracked.add_(1)
             share = 1 / self.num_batches_tracked.to(mean.real.dtype) if self.momentum is None else self.momentum
-            self.running_mean.copy_(geodesic(SPD(), widen(self.running_mean), mean, share))
+            self.running_mean.copy_(geodesic(_CONE, widen(self.running_mean), mean, share))
         return mean
 
     def extra_repr(self) -> str:
