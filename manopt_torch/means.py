@@ -29,12 +29,13 @@ def frechet_mean(
     points: Tensor,
     weights: Tensor | None = None,
     *,
+    start: Tensor | None = None,
     tol: float | None = None,
     max_iter: int = 200,
 ) -> Tensor:
     """The Fréchet (Karcher) mean ``argmin_x Σ wᵢ d(x, pᵢ)²``: (K, *B, *S) -> (*B, *S).
 
-    By the Riemannian gradient iteration, from the first point on::
+    By the Riemannian gradient iteration, from ``start`` on::
 
         x ← exp_x(t g),   g = Σ wᵢ log_x(pᵢ),   t = 2/(l + L)
         L = Σ wᵢ rᵢ coth rᵢ,   rᵢ = √½ d(x, pᵢ)
@@ -49,12 +50,13 @@ def frechet_mean(
     **Derivatives.** Autograd goes through the iteration, with t held fixed, and derivatives, first and second, converge
     at the rate of the point (Gilbert 1992, "Automatic differentiation and iterative processes"). When they are asked
     for, the iteration goes on until the product of all ρ is below ``tol`` too: they are then exact to the order of
-    ``tol``, whatever the first point was. When ``max_iter`` ends it they are those of the point that is returned.
+    ``tol``, whatever the start was. When ``max_iter`` ends it they are those of the point that is returned.
 
     Args:
         manifold: one with ``exp`` and ``log``.
         points: (K, *B, *S).
         weights: (K,) or (K, *B), real, at least 0; they are divided by their sum. None: all alike.
+        start: where the iteration starts, (*B, *S), not differentiated; the first point unless given.
         tol: what ``‖g‖`` in units of 1 + Σ wᵢ dᵢ is to be; 20 machine epsilons unless given. The iteration ends when
             all batches are there; under ``torch.compile``, which cannot look, after ``max_iter``.
         max_iter: at most so many.
@@ -72,6 +74,9 @@ def frechet_mean(
     manifold.check_shape(tuple(points.shape))
     if max_iter < 1:
         raise ValueError(f"max_iter must be at least 1, got {max_iter}")
+    start = points[0] if start is None else start
+    if start.shape != points.shape[1:]:
+        raise ValueError(f"start must have the shape {tuple(points.shape[1:])} of the mean, got {tuple(start.shape)}")
     wide = WIDER.get(points.dtype, points.dtype)
     points, dtype = points.to(wide), points.dtype
     weights = torch.ones(points.shape[0], device=points.device) if weights is None else weights
@@ -86,12 +91,12 @@ def frechet_mean(
     )
     tol = TOLERANCE * torch.finfo(wide).eps if tol is None else tol
     with torch.autocast(points.device.type, enabled=False):
-        return _iterate(manifold, points, weights, tol, max_iter).to(dtype)
+        return _iterate(manifold, points, weights, start.to(wide), tol, max_iter).to(dtype)
 
 
-def _iterate(manifold: Manifold, points: Tensor, weights: Tensor, tol: float, max_iter: int) -> Tensor:
+def _iterate(manifold: Manifold, points: Tensor, weights: Tensor, start: Tensor, tol: float, max_iter: int) -> Tensor:
     differentiated = torch.is_grad_enabled() and (points.requires_grad or weights.requires_grad)
-    x = points[0].detach()
+    x = start.detach()
     rate = torch.ones_like(weights[0])  # product of all ρ: how much of the derivative's error is left
     for _ in range(max_iter):
         at = x.expand_as(points)

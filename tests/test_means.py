@@ -153,6 +153,9 @@ def test_derivative_does_not_know_which_point_came_first():
         (frechet_mean(SPD(), p) * u).sum().backward()
         sides.append(p.grad[order.index(0)])
     assert torch.allclose(*sides, atol=1e-10)
+    p = points.clone().requires_grad_()
+    (frechet_mean(SPD(), p, start=x) * u).sum().backward()
+    assert torch.allclose(p.grad[0], sides[0], atol=1e-10)
     assert sides[0].norm() > 0.05
 
 
@@ -234,6 +237,8 @@ def test_errors():
         frechet_mean(SPD(), points, torch.ones(2))
     with pytest.raises(ValueError, match="weights must be real"):
         frechet_mean(SPD(), points, torch.ones(3, dtype=torch.complex64))
+    with pytest.raises(ValueError, match=r"start must have the shape \(2, 2\)"):
+        frechet_mean(SPD(), points, start=points)
     with pytest.raises(ValueError, match="max_iter"):
         frechet_mean(SPD(), points, max_iter=0)
     with pytest.raises(ValueError, match="y must be a sample"):

@@ -165,8 +165,8 @@ class SPDBatchNorm(nn.Module):
     Args:
         n: size of the matrices.
         momentum: in [0, 1]; None moves by 1/(number of batches seen), the mean of all batches so far.
-        iterations: at most so many of the Karcher mean (:func:`manopt_torch.means.frechet_mean`); gradients go through
-            them, exact to what they leave. Fewer take less time.
+        iterations: at most so many of the Karcher mean (:func:`manopt_torch.means.frechet_mean`), from the arithmetic
+            mean on; gradients go through them, exact to what they leave. Fewer take less time; the paper takes 1.
         dtype, device: of B and of the buffers.
 
     Raises:
@@ -216,7 +216,7 @@ class SPDBatchNorm(nn.Module):
     def _batch_mean(self, x: Tensor) -> Tensor:
         if len(x) == 0:
             raise ValueError("SPDBatchNorm in training needs at least one matrix, got an empty batch")
-        mean = frechet_mean(_CONE, x, max_iter=self.iterations)
+        mean = frechet_mean(_CONE, x, start=x.mean(0), max_iter=self.iterations)
         with torch.no_grad():
             self.num_batches_tracked.add_(1)
             share = 1 / self.num_batches_tracked.to(mean.real.dtype) if self.momentum is None else self.momentum
