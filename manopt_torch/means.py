@@ -14,8 +14,8 @@ from manopt_torch.precision import WIDER
 
 __all__ = ["frechet_mean", "geodesic", "pairwise_dist"]
 
-#: bounds of sectional curvatures. −½ is that of positive definite matrices with the metric Re tr(X⁻¹U X⁻¹V)
-#: (Criscitiello, Boumal 2023, "Curvature and complexity", appendix), 1 that of the unit sphere
+#: bounds of sectional curvatures. That of positive definite matrices with the metric Re tr(X⁻¹U X⁻¹V) is −‖[U, V]‖²/4
+#: for orthonormal U and V at I, and ‖[U, V]‖² ≤ 2 (Böttcher, Wenzel 2008); that of the unit sphere is 1
 CURVATURE: dict[type[Manifold], tuple[float, float]] = {SPD: (-0.5, 0.0), Euclidean: (0.0, 0.0)}
 OTHER = (-0.5, 1.0)
 #: default of ``tol``, in units of the machine epsilon

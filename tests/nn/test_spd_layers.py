@@ -316,7 +316,7 @@ def test_meta_device():
 
 @pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")
 def test_compile():
-    model = torch.nn.Sequential(BiMap(4, 3), SPDBatchNorm(3, iterations=2), ReEig(0.1), LogEig(vectorize=True))
+    model = torch.nn.Sequential(BiMap(4, 3), SPDBatchNorm(3, iterations=1), ReEig(0.1), LogEig(vectorize=True))
     twin = copy.deepcopy(model)
     compiled = torch.compile(model, backend="aot_eager", fullgraph=True)
     x = SPD().random(5, 4, 4)
