@@ -26,7 +26,7 @@ _CONE = SPD()  # made here, since torch.compile does not trace its checks
 
 
 def _check(layer: nn.Module, x: Tensor, n: int | None = None, like: Tensor | None = None) -> None:
-    """Raise unless ``x`` is (*B, n, n), of a floating dtype, complex only if the parameter ``like`` is."""
+    """Raise unless ``x`` is (*B, n, n), of a floating dtype, that of the parameter ``like``."""
     name, size = type(layer).__name__, "n" if n is None else n
     if x.ndim < 2 or x.shape[-1] != x.shape[-2] or (n is not None and x.shape[-1] != n):
         raise ValueError(f"{name} takes square matrices (*B, {size}, {size}), got shape {tuple(x.shape)}")
@@ -36,8 +36,11 @@ def _check(layer: nn.Module, x: Tensor, n: int | None = None, like: Tensor | Non
 def _check_dtype(name: str, x: Tensor, like: Tensor | None = None) -> None:
     if not (x.is_floating_point() or x.is_complex()):
         raise TypeError(f"{name} takes real or complex floating point numbers, got {x.dtype}: write x.float()")
-    if like is not None and x.is_complex() and not like.is_complex():
-        raise TypeError(f"{name} has {like.dtype} parameters and got {x.dtype}: write {name}(..., dtype={x.dtype})")
+    if like is not None and x.dtype != widen(like).dtype:
+        raise TypeError(
+            f"{name} has {like.dtype} parameters and got {x.dtype}: write x.to({like.dtype}), or "
+            f"{name}(..., dtype={x.dtype})"
+        )
 
 
 class BiMap(nn.Module):
@@ -56,7 +59,7 @@ class BiMap(nn.Module):
 
     Raises:
         ValueError: sizes; an argument of forward that is not (*B, in, in).
-        TypeError: complex matrices and a real W.
+        TypeError: matrices of another dtype than W; half precision counts as float32.
     """
 
     def __init__(
@@ -85,7 +88,7 @@ class BiMap(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         _check(self, x, self.in_features, self.weight)
         w = widen(self.weight)
-        return linalg.herm(w @ x.to(w.dtype) @ w.mH)
+        return linalg.herm(w @ x @ w.mH)
 
     def extra_repr(self) -> str:
         return f"in_features={self.in_features}, out_features={self.out_features}"
@@ -171,7 +174,7 @@ class SPDBatchNorm(nn.Module):
 
     Raises:
         ValueError: sizes; an empty batch in training; an argument of forward that is not (*B, n, n).
-        TypeError: complex matrices and a real B.
+        TypeError: matrices of another dtype than B; half precision counts as float32.
     """
 
     running_mean: Tensor
@@ -208,7 +211,6 @@ class SPDBatchNorm(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         _check(self, x, self.n, self.bias)
         bias = widen(self.bias)
-        x = x.to(bias.dtype)
         mean = self._batch_mean(x.reshape(-1, self.n, self.n)) if self.training else widen(self.running_mean)
         carry = spectral.sqrtm(bias) @ spectral.inv_sqrtm(mean)
         return linalg.herm(carry @ x @ carry.mH)

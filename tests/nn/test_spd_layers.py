@@ -352,8 +352,10 @@ def test_errors():
     for layer in (BiMap(3, 2), SPDBatchNorm(3)):
         with pytest.raises(ValueError, match=r"\(\*B, 3, 3\), got shape \(4, 4\)"):
             layer(torch.eye(4))
-        with pytest.raises(TypeError, match=r"dtype=torch\.complex64"):
-            layer(square.to(torch.complex64))
+        for other in (torch.complex64, torch.float64):
+            with pytest.raises(TypeError, match=rf"torch\.float32 parameters and got {other}"):
+                layer(square.to(other))
+        assert layer(square.bfloat16()).dtype == torch.bfloat16  # as under autocast
     for bad in ((2, 3), (2, 0)):
         with pytest.raises(ValueError, match="out_features"):
             BiMap(*bad)
