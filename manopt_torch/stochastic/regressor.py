@@ -143,6 +143,7 @@ class TruGTGGMRegressor:
 
     def score(self, X: ArrayLike, y: ArrayLike) -> float:
         """R², 1 − Σ (y − ŷ)²/Σ (y − ȳ)², a mean over targets."""
-        goals = np.asarray(y, dtype=np.float64)
-        error, spread = ((goals - other) ** 2 for other in (self.predict(X), goals.mean(0)))
+        predicted = self.predict(X)
+        goals = np.asarray(y, dtype=np.float64).reshape(predicted.shape)  # a column is as good as a row
+        error, spread = ((goals - other) ** 2 for other in (predicted, goals.mean(0)))
         return float(np.mean(1 - error.sum(0) / spread.sum(0)))

@@ -525,3 +525,14 @@ def test_one_row_and_no_rows() -> None:
     assert model.elbo(*data(model)).shape == ()
     assert model.elbo(*data(model, 0)).shape == (0,)
     assert repr(model).startswith("TruGTGGM(\n  3, 4, 2, likelihood='gaussian'")
+
+
+def test_regressor_scores_columns_and_flat_targets_alike() -> None:
+    x = torch.randn(40, 3, generator=torch.Generator().manual_seed(0)).numpy()
+    y = x.sum(1)
+    for fitted in (y, y[:, None]):
+        model = TruGTGGMRegressor(5, n_iter=20, random_state=0).fit(x, fitted)
+        assert model.score(x, y) == pytest.approx(model.score(x, y[:, None]))
+        assert model.score(x, y) > 0.3
+    with pytest.raises(ValueError, match="reshape"):
+        model.score(x, np.stack([y, y], 1))
