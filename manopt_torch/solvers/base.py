@@ -125,6 +125,8 @@ def minimize(
         ValueError: for a start that is not on the manifold, and for a cost that is not finite there.
         TypeError: for arguments of another kind, and for a cost that is not one real number.
     """
+    if not isinstance(manifold, (Manifold, Product)):
+        raise TypeError(f"manifold must be one such as Stiefel(), got {manifold!r}")
     single = not isinstance(manifold, Product)
     space = manifold if isinstance(manifold, Product) else Product(manifold)
     x = _start(space, (x0,) if single else x0)

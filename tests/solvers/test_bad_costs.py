@@ -97,6 +97,8 @@ def test_a_hessian_that_is_not_finite_is_named(solver):
 def test_arguments_of_another_kind():
     with pytest.raises(TypeError, match=r"floating point or complex, got torch\.int64"):
         minimize(lambda x: ((x - 3.0) ** 2).sum(), Euclidean(), torch.tensor([1, 2]), LBFGS())
+    with pytest.raises(TypeError, match=r"manifold must be one such as Stiefel\(\)"):
+        minimize(trace, Stiefel, start(), LBFGS())
     for make in (GradientDescent, ConjugateGradient, LBFGS):
         for bad in (0.1, Armijo):
             with pytest.raises(TypeError, match="line_search must be one such as"):
