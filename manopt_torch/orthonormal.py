@@ -119,7 +119,10 @@ def _carry_back(x: Tensor, u: Tensor, g: Tensor, alpha: float) -> Tensor:
 
 
 def _settled(gap: Tensor, tolerance: float) -> bool:
-    """Whether no gap exceeds the tolerance; under ``vmap`` nobody can tell, and all iterations are made."""
+    """Whether no gap exceeds the tolerance, of all that ``vmap`` maps over; where tracing hides the values, False, and
+    all iterations are made."""
+    while torch._C._functorch.is_functorch_wrapped_tensor(gap):
+        gap = torch._C._functorch.get_unwrapped(gap)
     try:
         return not bool((gap > tolerance).any())
     except RuntimeError:
