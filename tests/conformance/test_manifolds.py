@@ -71,8 +71,6 @@ MANIFOLDS = [*(m for c in CLASSES if c is not Blocks for m in instances(c)), *BL
 def cases():
     for manifold in MANIFOLDS:
         for name, law in MANIFOLD_LAWS.items():
-            if name.startswith("M11") and vars(manifold).get("retraction") != vars(type(manifold)).get("retraction"):
-                continue  # not the default: log, dist and nearest are the same whatever the retraction
             if exemption(name, manifold):
                 yield manifold, name, {}, "exempt"
             elif law.fine:
